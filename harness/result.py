@@ -1,0 +1,359 @@
+"""The result document: the one thing that reports, exit codes and assertions are made of.
+
+Plain frozen data, JSON by :mod:`msgspec`. Nothing here computes; views render it, and a saved one
+can be rendered again.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+FORMAT = "logits-parity/result"
+VERSION = 1
+
+
+class Verdict(StrEnum):
+    """What a comparison came to; see :mod:`harness.verdict` for the rule."""
+
+    PASS = "pass"
+    ROUNDING = "rounding"
+    FAIL = "fail"
+    NOT_FINITE = "not finite"
+    NOT_COMPARABLE = "not comparable"
+
+
+class TapStatus(StrEnum):
+    """What became of one tap of one candidate.
+
+    ``UNAVAILABLE`` was declared by the engine (sdpa never forms scores); ``MISSING`` was not.
+    """
+
+    COMPARED = "compared"
+    UNAVAILABLE = "unavailable"
+    MISSING = "missing"
+    MISSHAPEN = "misshapen"
+    NOT_FINITE = "not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of a tap, with the value on each side.
+
+    Attributes:
+        index: Index into the tap's array, one integer an axis.
+        axes: Axis letters, one for each integer of ``index``.
+        position: Position in the whole sequence, None for a tap without positions.
+        head: Query or kv head, None for a tap without heads.
+        element: Index on the last axis.
+        reference: Float64 value: of the whole reference run for a difference, of the op on the
+            candidate's own inputs for a local error.
+        candidate: What the candidate has there.
+    """
+
+    index: tuple[int, ...]
+    axes: str
+    position: int | None
+    head: int | None
+    element: int | None
+    reference: float
+    candidate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Candidate minus float64 reference at one tap, end to end.
+
+    Attributes:
+        max_abs: Largest absolute difference.
+        mean_abs: Mean absolute difference.
+        magnitude: Largest absolute value of the reference.
+        over: Number of values further than the tolerance from the reference.
+        count: Number of values compared.
+        worst: Where the largest difference is.
+    """
+
+    max_abs: float
+    mean_abs: float
+    magnitude: float
+    over: int
+    count: int
+    worst: Element
+
+
+@dataclass(frozen=True, slots=True)
+class LocalError:
+    """The error that this one op adds, by replay on the candidate's own inputs.
+
+    Attributes:
+        units: Largest error in rounding units.
+        median: Median error in rounding units.
+        error: Absolute error where ``units`` is taken.
+        bound: Absolute size of one rounding unit there.
+        over: Number of elements beyond the limit.
+        inherited_bound: True where the bound came through ops that the candidate did not tap.
+        worst: Where the largest error in units is.
+    """
+
+    units: float
+    median: float
+    error: float
+    bound: float
+    over: int
+    inherited_bound: bool
+    worst: Element
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One tap of one candidate in one chunk of one prompt.
+
+    Attributes:
+        chunk: 0 for the prompt, 1 and up for the decoding steps that follow with a cache.
+        tap: Its name; see :mod:`harness.taps`.
+        op: Name of the reference op that makes it.
+        order: Rank in data-flow order within the chunk.
+        shape: Shape of the reference's array.
+        note: Why it was not compared, empty otherwise.
+    """
+
+    candidate: str
+    chunk: int
+    tap: str
+    op: str
+    order: int
+    axes: str
+    shape: tuple[int, ...]
+    status: TapStatus
+    difference: Difference | None = None
+    local: LocalError | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairDifference:
+    """Two candidates at one tap: no reference takes part."""
+
+    a: str
+    b: str
+    chunk: int
+    tap: str
+    max_abs: float
+    mean_abs: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsPair:
+    """Two engines' logits over all positions of one prompt.
+
+    Attributes:
+        kl_mean: Mean over positions of KL(a || b) in nats.
+        kl_max: Largest of them.
+        top1_agreement: Fraction of positions at which both have the same largest logit.
+        greedy_agreement: Number of leading greedy tokens that are equal, None where not run.
+    """
+
+    a: str
+    b: str
+    max_abs: float
+    mean_abs: float
+    kl_mean: float
+    kl_max: float
+    top1_agreement: float
+    greedy_agreement: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Tokens that one engine chose greedily after a prompt."""
+
+    engine: str
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first op at which a candidate fails, in data-flow order.
+
+    Attributes:
+        prompt: Name of the prompt.
+        fresh: True where the op itself fails its replay; False where only the end-to-end
+            difference shows it (the candidate gives too few taps to replay).
+        comparison: The failing comparison, with values on each side.
+    """
+
+    candidate: str
+    prompt: str
+    chunk: int
+    tap: str
+    fresh: bool
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateVerdict:
+    """What one candidate came to over all prompts.
+
+    Attributes:
+        reason: One sentence.
+        failing: Taps that fail their own replay, as (prompt, chunk, tap), in order.
+        worst_units: Largest local error of all ops, in rounding units; None without replay.
+        worst_tap: Where that was.
+        max_abs: Largest end-to-end difference at any tap.
+        compared: Number of taps compared, over all prompts and chunks.
+        replayed: Number of taps replayed.
+        unavailable: Taps that the engine declares it cannot give, with the reason.
+    """
+
+    candidate: str
+    verdict: Verdict
+    reason: str
+    first_divergence: Divergence | None
+    failing: tuple[tuple[str, int, str], ...]
+    worst_units: float | None
+    worst_tap: str
+    max_abs: float | None
+    compared: int
+    replayed: int
+    unavailable: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptResult:
+    """Everything that is known of one prompt."""
+
+    name: str
+    text: str
+    token_ids: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[str, ...], ...]
+    chunks: tuple[int, ...]
+    comparisons: tuple[Comparison, ...]
+    pairs: tuple[PairDifference, ...]
+    logits: tuple[LogitsPair, ...]
+    greedy: tuple[Greedy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What ran."""
+
+    name: str
+    kind: str
+    dtype: str
+    detail: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What it ran on."""
+
+    origin: str
+    fingerprint: str
+    family: str
+    parameters: int
+    config: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What could make a second run come out otherwise."""
+
+    versions: dict[str, str]
+    threads: int
+    seed: int | None
+    platform: str
+    started: str
+    seconds: float
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The outcome of one case.
+
+    Attributes:
+        tolerance: The contract that ``pass`` was judged by.
+        unit_limit: The limit in rounding units that replay was judged by.
+    """
+
+    case: str
+    verdict: Verdict
+    summary: str
+    model: ModelInfo
+    engines: tuple[EngineInfo, ...]
+    candidates: tuple[CandidateVerdict, ...]
+    prompts: tuple[PromptResult, ...]
+    environment: Environment
+    tolerance: float
+    unit_limit: float
+    format: str = field(default=FORMAT)
+    version: int = field(default=VERSION)
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """The first divergence of the first candidate that has one."""
+        for candidate in self.candidates:
+            if candidate.first_divergence is not None:
+                return candidate.first_divergence
+        return None
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """All comparisons of all prompts, in the order in which they were made."""
+        return tuple(c for prompt in self.prompts for c in prompt.comparisons)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command line: 0 pass or rounding, 1 fail, 3 not comparable."""
+        return EXIT_CODES[self.verdict]
+
+
+EXIT_CODES = {
+    Verdict.PASS: 0,
+    Verdict.ROUNDING: 0,
+    Verdict.FAIL: 1,
+    Verdict.NOT_FINITE: 1,
+    Verdict.NOT_COMPARABLE: 3,
+}
+
+
+def to_json(result: RunResult) -> bytes:
+    """Encode a result as indented JSON; the inverse of :func:`from_json`."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(result), indent=1)
+
+
+def from_json(data: bytes, *, where: str = "result") -> RunResult:
+    """Decode and validate a result document.
+
+    Args:
+        data: What :func:`to_json` wrote.
+        where: Name for messages, for example the file's.
+
+    Raises:
+        UsageError: Not a result document, or one of a version that this release does not read.
+    """
+    import msgspec
+
+    from .errors import UsageError
+
+    advice = "write it again with `parity run --json`"
+    try:
+        head = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(where, expected="a JSON document", found=str(error), advice=advice) from None
+    found = (head.get("format"), head.get("version")) if isinstance(head, dict) else type(head)
+    if found != (FORMAT, VERSION):
+        raise UsageError(
+            where, expected=f"format {FORMAT} version {VERSION}", found=str(found), advice=advice
+        )
+    try:
+        return msgspec.json.decode(data, type=RunResult)
+    except msgspec.ValidationError as error:
+        raise UsageError(where, expected="a valid result", found=str(error), advice=advice) from None
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a result document from a file."""
+    return from_json(path.read_bytes(), where=str(path))

@@ -1,0 +1,86 @@
+"""Names of the intermediates that engines hand over, and the axes of each.
+
+One alphabet for axes: B batch, T query positions, S key positions, H heads, K kv heads, D head
+dim, C model dim, F MLP dim, V vocabulary.
+"""
+
+import re
+from dataclasses import dataclass
+
+#: What an axis letter means, for messages and reports.
+AXES = {
+    "B": "batch",
+    "T": "position",
+    "S": "key position",
+    "H": "head",
+    "K": "kv head",
+    "D": "head element",
+    "C": "channel",
+    "F": "MLP channel",
+    "V": "vocabulary entry",
+}
+
+#: Axes of each tap, by its name without the layer prefix.
+AXES_OF_TAP = {
+    "embed": "BTC",
+    "attn_norm": "BTC",
+    "attn.q": "BHTD",
+    "attn.k": "BKTD",
+    "attn.v": "BKTD",
+    "attn.q_norm": "BHTD",
+    "attn.k_norm": "BKTD",
+    "attn.q_rope": "BHTD",
+    "attn.k_rope": "BKTD",
+    "attn.keys": "BKSD",
+    "attn.values": "BKSD",
+    "attn.scores": "BHTS",
+    "attn.mask": "BTS",
+    "attn.probs": "BHTS",
+    "attn.context": "BHTD",
+    "attn.out": "BTC",
+    "resid_mid": "BTC",
+    "mlp_norm": "BTC",
+    "mlp.gate": "BTF",
+    "mlp.up": "BTF",
+    "mlp.act": "BTF",
+    "mlp.prod": "BTF",
+    "mlp.out": "BTC",
+    "resid_post": "BTC",
+    "final_norm": "BTC",
+    "logits": "BTV",
+}
+
+_LAYERED = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TapName:
+    """A tap's name taken apart.
+
+    Attributes:
+        layer: Index of the decoder layer, None outside the layers.
+        kind: The name without its layer prefix, for example ``attn.q_rope``.
+    """
+
+    layer: int | None
+    kind: str
+
+
+def split(tap: str) -> TapName:
+    """Take a tap's name apart: ``layers.3.attn.q`` is layer 3, kind ``attn.q``."""
+    match = _LAYERED.fullmatch(tap)
+    if match is None:
+        return TapName(None, tap)
+    return TapName(int(match[1]), match[2])
+
+
+def axes_of(tap: str) -> str:
+    """Axis letters of a tap, for example ``BHTD``; empty for a tap that the table lacks."""
+    return AXES_OF_TAP.get(split(tap).kind, "")
+
+
+def format_shape(axes: str, shape: tuple[int, ...]) -> str:
+    """A shape with its axis letters: ``[B=1, H=9, T=5, D=64]``."""
+    if len(axes) != len(shape):
+        return "[" + ", ".join(map(str, shape)) + "]"
+    return "[" + ", ".join(f"{a}={n}" for a, n in zip(axes, shape, strict=True)) + "]"
