@@ -1,0 +1,77 @@
+"""A KV cache whose position is its length, so that the two cannot disagree."""
+
+from . import ops
+from .errors import CacheError
+from .step import Handle, Step
+
+
+class KVCache:
+    """Keys and values of every layer of one sequence.
+
+    The only way to a new sequence is a new cache. Whoever goes on with one says at which position;
+    it must be the number of positions that the cache holds.
+
+    Args:
+        layers: Number of decoder layers.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._keys: list[Handle | None] = [None] * layers
+        self._values: list[Handle | None] = [None] * layers
+        self._lengths = [0] * layers
+
+    @property
+    def length(self) -> int:
+        """Number of positions held, which is the position of the next token."""
+        if len(set(self._lengths)) > 1:
+            raise CacheError(
+                "cache",
+                expected="the same number of positions in every layer",
+                found=f"between {min(self._lengths)} and {max(self._lengths)}",
+                advice="an earlier run broke off half way: start the sequence again",
+            )
+        return self._lengths[0] if self._lengths else 0
+
+    def require(self, position: int) -> None:
+        """Refuse a position that is not the length of the cache.
+
+        Raises:
+            CacheError: The position was restarted, or the cache belongs to another sequence.
+        """
+        if position != self.length:
+            raise CacheError(
+                "position",
+                expected=f"{self.length}, the number of positions that the cache holds",
+                found=str(position),
+                advice="count every token fed so far, or begin a new sequence with a new cache",
+            )
+
+    def extend(
+        self,
+        step: Step,
+        at: str,
+        layer: int,
+        k: Handle,
+        v: Handle,
+        *,
+        length: int,
+        window: int | None = None,
+    ) -> tuple[Handle, Handle]:
+        """Append one layer's keys and values and return all that the new queries may read.
+
+        Args:
+            step: Makes the intermediates ``{at}.keys`` and ``{at}.values``.
+            at: Tap prefix of the attention.
+            layer: Index of the layer.
+            k: [B, K, T, D], rotated.
+            v: [B, K, T, D].
+            length: T.
+            window: Size of the sliding window: with one, keys that no query of this chunk can
+                read are dropped.
+        """
+        keep = None if window is None else window - 1 + length
+        keys = step(f"{at}.keys", ops.extend, self._keys[layer], k, keep=keep)
+        values = step(f"{at}.values", ops.extend, self._values[layer], v, keep=keep)
+        self._keys[layer], self._values[layer] = keys, values
+        self._lengths[layer] += length
+        return keys, values

@@ -1,0 +1,88 @@
+"""A model of any family: config, parameters, and the rule that cache and position agree."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import families
+from .blocks import Chunk
+from .cache import KVCache
+from .errors import InputError
+from .step import Array, Handle, Step
+from .weights import Weights
+
+TokenIds = NDArray[np.int64]
+
+
+class Model:
+    """A decoder language model.
+
+    Args:
+        raw: config.json as written.
+        arrays: Stored parameters by name. They are read only when a step lifts them.
+        defaults: What transformers takes for absent config keys; see
+            :class:`references.config.ConfigReader`.
+
+    Attributes:
+        config: The family's own config.
+        shapes: Name and shape of every parameter that the config implies.
+        derived: Regular expressions of tensors that a checkpoint may carry without need.
+
+    Raises:
+        ConfigError: The config has a family, key or value that is not implemented.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        arrays: Mapping[str, Array],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._family = families.load(str(raw.get("model_type")))
+        self.config: families.Config = self._family.read_config(raw, defaults or {})
+        self.shapes = self._family.parameters(self.config)
+        self.derived = self._family.DERIVED
+        self._weights = Weights(arrays)
+
+    def prefill(self, step: Step, token_ids: TokenIds) -> tuple[Handle, KVCache]:
+        """Begin a new sequence: token ids [B, T] to logits [B, T, V] and the cache behind them."""
+        cache = KVCache(self.config.layers)
+        return self.extend(step, token_ids, cache, position=0), cache
+
+    def extend(self, step: Step, token_ids: TokenIds, cache: KVCache, *, position: int) -> Handle:
+        """Go on with a sequence: token ids [B, T] to logits [B, T, V].
+
+        Args:
+            step: Makes every intermediate.
+            token_ids: [B, T] integers.
+            cache: Of the sequence so far; is extended.
+            position: Of the first new token. It must be the number of positions in the cache.
+
+        Raises:
+            CacheError: The position is another than the cache's length.
+            InputError: Token ids that are no [B, T] array of rows of the embedding.
+        """
+        self._require_tokens(token_ids)
+        cache.require(position)
+        batch, length = token_ids.shape
+        chunk = Chunk(cache=cache, start=position, length=length, batch=batch)
+        return self._family.forward(step, self._weights, self.config, token_ids, chunk)
+
+    def _require_tokens(self, token_ids: TokenIds) -> None:
+        if token_ids.ndim != 2 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
+            raise InputError(
+                "token ids",
+                expected="integers of shape [B, T], with at least one token",
+                found=f"{token_ids.dtype} of shape {list(token_ids.shape)}",
+                advice="give one list of ids for each sequence of the batch",
+            )
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= self.config.vocab:
+            raise InputError(
+                "token ids",
+                expected=f"0 to {self.config.vocab - 1}, the rows of the embedding",
+                found=str(low if low < 0 else high),
+                advice="use the tokenizer that belongs to this checkpoint",
+            )

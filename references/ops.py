@@ -1,0 +1,189 @@
+"""The operations that decoder language models are made of, as textbook functions.
+
+Written against the array API standard, so that the same source runs on NumPy and on torch. No op
+knows of a tap, a model or a config. Shapes use one alphabet: B batch, T query positions, S key
+positions, H heads, K kv heads, D head dim, C model dim, F MLP dim, V vocabulary.
+
+Where the dtype is narrower than float32, norms, rotation and softmax are computed in float32 and
+rounded once, as the papers' authors do.
+"""
+
+import math
+
+from array_api_compat import array_namespace
+
+from .step import Array
+
+
+def _wide(x: Array) -> Array:
+    """``x``, in float32 if its dtype is narrower."""
+    xp = array_namespace(x)
+    return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
+
+
+def _like(y: Array, x: Array) -> Array:
+    """``y`` in the dtype of ``x``."""
+    return y if y.dtype == x.dtype else array_namespace(x).astype(y, x.dtype)
+
+
+def embedding(table: Array, token_ids: Array) -> Array:
+    """Rows of the table: [V, C] and [B, T] integers to [B, T, C]."""
+    xp = array_namespace(table)
+    batch, length = token_ids.shape
+    rows = xp.take(table, xp.reshape(token_ids, (-1,)), axis=0)
+    return xp.reshape(rows, (batch, length, table.shape[1]))
+
+
+def add(x: Array, y: Array) -> Array:
+    """Elementwise sum, for the residual stream."""
+    return x + y
+
+
+def multiply(x: Array, y: Array) -> Array:
+    """Elementwise product, for gated MLPs."""
+    return x * y
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """``x @ weight.T + bias``: [B, T, N] and [M, N] to [B, T, M]."""
+    xp = array_namespace(x)
+    y = xp.matmul(x, xp.matrix_transpose(weight))
+    return y if bias is None else y + bias
+
+
+def linear_heads(x: Array, weight: Array, bias: Array | None = None, *, heads: int) -> Array:
+    """A linear map whose output is cut into heads: [B, T, C] to [B, H, T, D].
+
+    Head ``h`` owns rows ``h * D`` to ``(h + 1) * D - 1`` of the weight
+    (Vaswani et al. 2017, section 3.2.2).
+    """
+    xp = array_namespace(x)
+    y = linear(x, weight, bias)
+    batch, length, width = y.shape
+    y = xp.reshape(y, (batch, length, heads, width // heads))
+    return xp.permute_dims(y, (0, 2, 1, 3))
+
+
+def linear_merged(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """A linear map of the concatenated heads: [B, H, T, D] to [B, T, C]."""
+    xp = array_namespace(x)
+    batch, heads, length, dim = x.shape
+    merged = xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * dim))
+    return linear(merged, weight, bias)
+
+
+def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
+    """``weight * x / sqrt(mean(x**2) + eps)`` over the last axis.
+
+    Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, equation 4.
+    """
+    xp = array_namespace(x)
+    wide = _wide(x)
+    mean_square = xp.mean(wide * wide, axis=-1, keepdims=True)
+    return _like(wide / xp.sqrt(mean_square + eps), x) * weight
+
+
+def rope(x: Array, *, positions: Array, frequencies: Array, attention_factor: float = 1.0) -> Array:
+    """Rotate pairs ``(i, i + D/2)`` of each head by ``position * frequency[i]``.
+
+    Source: Su et al. 2021, RoFormer, equation 34, with the pairing of the halves that Hugging Face
+    checkpoints of Llama are stored for (GPT-NeoX's), not of neighbours.
+
+    Args:
+        x: [B, H, T, D].
+        positions: [B, T] integers.
+        frequencies: [D/2] float64, radians per position. The angles are formed in the dtype of
+            ``x``, at least float32.
+        attention_factor: Multiplies cosine and sine (YaRN, Peng et al. 2023, section 3.4).
+    """
+    xp = array_namespace(x)
+    wide = _wide(x)
+    times = xp.astype(xp.asarray(positions), wide.dtype)[:, None, :, None]
+    angles = times * xp.astype(xp.asarray(frequencies), wide.dtype)  # [B, 1, T, D/2]
+    cos, sin = xp.cos(angles) * attention_factor, xp.sin(angles) * attention_factor
+    half = x.shape[-1] // 2
+    first, second = wide[..., :half], wide[..., half:]
+    rotated = xp.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return _like(rotated, x)
+
+
+def extend(past: Array | None, new: Array, *, keep: int | None = None) -> Array:
+    """Append to a cache along the positions: [B, K, P, D] and [B, K, T, D] to [B, K, S, D].
+
+    Args:
+        past: What is cached, None at the start of a sequence.
+        new: Keys or values of the new positions.
+        keep: Keep only the last so many positions, None for all.
+    """
+    xp = array_namespace(new)
+    joined = new if past is None else xp.concat([past, new], axis=2)
+    return joined if keep is None else joined[:, :, -keep:, :]
+
+
+def scores(q: Array, k: Array, *, scale: float) -> Array:
+    """``scale * q @ k.T``, query head ``h`` reading kv head ``h // (H / K)``.
+
+    Source: Ainslie et al. 2023, GQA, section 2.2: each kv head serves one group of H / K
+    consecutive query heads.
+
+    Args:
+        q: [B, H, T, D].
+        k: [B, K, S, D].
+        scale: Usually ``D ** -0.5`` (Vaswani et al. 2017, equation 1).
+
+    Returns:
+        [B, H, T, S].
+    """
+    xp = array_namespace(q)
+    batch, heads, length, dim = q.shape
+    groups = k.shape[1]
+    grouped = xp.reshape(q, (batch, groups, heads // groups, length, dim))
+    products = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None])
+    return xp.reshape(products, (batch, heads, length, k.shape[2])) * scale
+
+
+def visible(*, queries: Array, keys: Array, window: int | None = None) -> Array:
+    """Which keys each query may read: causal, and within the window where there is one.
+
+    Args:
+        queries: [B, T] positions.
+        keys: [B, S] positions.
+        window: A query at ``p`` reads keys ``p - window + 1`` to ``p``; None for all up to ``p``.
+
+    Returns:
+        [B, T, S] booleans, true where the key is read.
+    """
+    distance = queries[:, :, None] - keys[:, None, :]  # [B, T, S]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def masked_softmax(scores: Array, visible: Array) -> Array:
+    """Softmax over the visible keys: [B, H, T, S] and [B, T, S] to [B, H, T, S]."""
+    xp = array_namespace(scores)
+    wide = _wide(scores)
+    lowest = xp.asarray(-math.inf, dtype=wide.dtype)
+    wide = xp.where(visible[:, None], wide, lowest)
+    exponentials = xp.exp(wide - xp.max(wide, axis=-1, keepdims=True))
+    return _like(exponentials / xp.sum(exponentials, axis=-1, keepdims=True), scores)
+
+
+def context(probs: Array, values: Array) -> Array:
+    """``probs @ values``, grouped as in :func:`scores`: to [B, H, T, D]."""
+    xp = array_namespace(probs)
+    batch, heads, length, keys = probs.shape
+    groups, dim = values.shape[1], values.shape[3]
+    grouped = xp.reshape(probs, (batch, groups, heads // groups, length, keys))
+    return xp.reshape(xp.matmul(grouped, values[:, :, None]), (batch, heads, length, dim))
+
+
+def silu(x: Array) -> Array:
+    """``x * sigmoid(x)`` (Hendrycks and Gimpel 2016; Elfwing et al. 2017).
+
+    The logistic function is formed from ``exp(-abs(x))``, which cannot overflow.
+    """
+    xp = array_namespace(x)
+    wide = _wide(x)
+    small = xp.exp(-xp.abs(wide))
+    sigmoid = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
+    return _like(wide * sigmoid, x)
