@@ -1,0 +1,196 @@
+"""A made-up result document for the tests of the views, the command line and the plugin."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.result import (
+    CandidateVerdict,
+    Comparison,
+    Difference,
+    Divergence,
+    Element,
+    EngineInfo,
+    Environment,
+    Greedy,
+    LocalError,
+    LogitsPair,
+    ModelInfo,
+    PairDifference,
+    PromptResult,
+    RunResult,
+    TapStatus,
+    Verdict,
+)
+from harness.taps import AXES_OF_TAP
+
+SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "V": 49152}
+OUTER = ("embed", "final_norm", "logits")
+LAYERED = tuple(kind for kind in AXES_OF_TAP if kind not in (*OUTER, "attn.q_norm", "attn.k_norm"))
+CULPRIT = "layers.1.attn.q_rope"
+INSIDE_SDPA = ("attn.scores", "attn.mask", "attn.probs")
+
+
+def element(axes: str, reference: float, candidate: float | None) -> Element:
+    index = tuple(min(i, SIZES[axis] - 1) for i, axis in enumerate(axes))
+    at = dict(zip(axes, index, strict=True))
+    return Element(
+        index=index,
+        axes=axes,
+        position=at.get("T"),
+        head=at.get("H", at.get("K")),
+        element=index[-1],
+        reference=reference,
+        candidate=candidate,
+    )
+
+
+class Maker:
+    """Draws comparisons whose numbers look like those of a real run."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.random = random.Random(1)
+        self.verdict = verdict
+
+    def comparison(self, candidate: str, chunk: int, tap: str, order: int) -> Comparison:
+        kind = tap.split(".", 2)[-1] if tap.startswith("layers.") else tap
+        axes = AXES_OF_TAP[kind]
+        shape = tuple(SIZES[axis] for axis in axes)
+        common: dict[str, Any] = {"candidate": candidate, "chunk": chunk, "tap": tap}
+        common |= {"op": kind.split(".")[-1], "axes": axes, "shape": shape, "order": order}
+        if candidate == "hf:sdpa" and kind in INSIDE_SDPA:
+            note = "sdpa never forms it"
+            return Comparison(status=TapStatus.UNAVAILABLE, note=note, **common)
+        if self.verdict is Verdict.NOT_FINITE and tap == CULPRIT and candidate == "hf:eager":
+            bad = element(axes, 0.5, float("nan"))
+            nan = float("nan")
+            difference = Difference(nan, nan, 2.0, 1, 100, bad)
+            return Comparison(status=TapStatus.NOT_FINITE, difference=difference, **common)
+        units = self.random.lognormvariate(0, 0.5)
+        if self.verdict is Verdict.FAIL and tap == CULPRIT and candidate == "hf:eager":
+            units = 15756.25
+        magnitude = 10 ** self.random.uniform(0, 4)
+        max_abs = 6e-8 * units * magnitude
+        difference = Difference(
+            max_abs, max_abs / 9, magnitude, 3, 2880, element(axes, 1.25, 1.25 + max_abs)
+        )
+        local = LocalError(
+            units=units,
+            median=units / 4,
+            error=6e-8 * units,
+            bound=6e-8,
+            over=int(units > 16),
+            inherited_bound=False,
+            worst=element(axes, 1.5, 1.75),
+        )
+        return Comparison(status=TapStatus.COMPARED, difference=difference, local=local, **common)
+
+
+def taps(layers: int) -> list[str]:
+    inner = [f"layers.{n}.{kind}" for n in range(layers) for kind in LAYERED]
+    return ["embed", *inner, "final_norm", "logits"]
+
+
+def make_prompt(
+    maker: Maker, name: str, text: str, *, layers: int, chunks: int, engines: tuple[str, ...]
+) -> PromptResult:
+    comparisons = tuple(
+        maker.comparison(engine, chunk, tap, order)
+        for engine in engines
+        for chunk in range(chunks)
+        for order, tap in enumerate(taps(layers))
+    )
+    names = ("float64", *engines)
+    pairs = tuple(
+        LogitsPair(a, b, 9.2e-5, 1.1e-5, 3.4e-10, 2.2e-9, 1.0 if a == "float64" else 0.998, 20)
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    )
+    return PromptResult(
+        name=name,
+        text=text,
+        token_ids=((504, 3575, 282, 4649, 314),),
+        tokens=(("The", " capital", " of", " France", " is"),),
+        chunks=tuple(range(chunks)),
+        comparisons=comparisons,
+        pairs=(PairDifference("hf:eager", "hf:sdpa", 0, "logits", 9.2e-5, 1.1e-5),),
+        logits=pairs,
+        greedy=tuple(Greedy(e, tuple(range(20)), " Paris. It is <b>big</b>") for e in names),
+    )
+
+
+def judge(candidate: str, verdict: Verdict, prompts: tuple[PromptResult, ...]) -> CandidateVerdict:
+    mine = [(p, c) for p in prompts for c in p.comparisons if c.candidate == candidate]
+    bad = verdict in (Verdict.FAIL, Verdict.NOT_FINITE) and candidate == "hf:eager"
+    first = None
+    if bad:
+        prompt, worst = next((p, c) for p, c in mine if c.tap == CULPRIT)
+        first = Divergence(
+            candidate, prompt.name, worst.chunk, worst.tap, fresh=True, comparison=worst
+        )
+    replayed = [c for _, c in mine if c.local is not None]
+    peak = max(replayed, key=lambda c: c.local.units if c.local else 0)
+    own = verdict if bad or verdict is Verdict.NOT_COMPARABLE else Verdict.ROUNDING
+    if verdict is Verdict.PASS:
+        own = Verdict.PASS
+    return CandidateVerdict(
+        candidate=candidate,
+        verdict=own,
+        reason=f"{candidate} {'does not replay' if bad else 'replays within the limit'}",
+        first_divergence=first,
+        failing=((first.prompt, first.chunk, first.tap),) if first else (),
+        worst_units=peak.local.units if peak.local else None,
+        worst_tap=peak.tap,
+        max_abs=max(c.difference.max_abs for c in replayed if c.difference),
+        compared=len(replayed),
+        replayed=len(replayed),
+        unavailable=dict.fromkeys(INSIDE_SDPA, "sdpa never forms it")
+        if candidate == "hf:sdpa"
+        else {},
+    )
+
+
+def make_result(
+    verdict: Verdict = Verdict.ROUNDING,
+    *,
+    case: str = "smollm2",
+    layers: int = 2,
+    chunks: int = 2,
+    prompts: dict[str, str] | None = None,
+    engines: tuple[str, ...] = ("hf:eager", "hf:sdpa", "reference"),
+) -> RunResult:
+    """A result with the numbers of a healthy run and, where asked for, one planted divergence."""
+    maker = Maker(verdict)
+    texts = prompts or {"hello": "The capital of France is"}
+    made = tuple(
+        make_prompt(maker, name, text, layers=layers, chunks=chunks, engines=engines)
+        for name, text in texts.items()
+    )
+    return RunResult(
+        case=case,
+        verdict=verdict,
+        summary=f"{len(engines)} engines on {len(made)} prompts",
+        model=ModelInfo("models/smollm2", "sha256:0123abcd", "llama", 134515008, {"rope": 1e5}),
+        engines=tuple(EngineInfo(e, "transformers", "float32", {"attn": e}) for e in engines),
+        candidates=tuple(judge(e, verdict, made) for e in engines),
+        prompts=made,
+        environment=Environment(
+            versions={"torch": "2.13.0", "transformers": "5.24.0"},
+            threads=4,
+            seed=None,
+            platform="Linux x86_64",
+            started="2030-01-02T03:04:05Z",
+            seconds=12.5,
+            command="parity run cases/smollm2.toml",
+        ),
+        tolerance=1e-4,
+        unit_limit=16.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def sample() -> Callable[..., RunResult]:
+    """The factory :func:`make_result`."""
+    return make_result
