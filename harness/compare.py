@@ -1,0 +1,121 @@
+"""Comparison of two arrays, in pure functions of NumPy arrays."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contract import TOLERANCE, UNIT_LIMIT
+from .result import Difference, Element, LocalError
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+
+
+def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: int = 0) -> Element:
+    """Describe one element of a tap.
+
+    Args:
+        axes: Axis letters of the tap, empty for one that the table of taps lacks.
+        flat: Index into the flattened arrays.
+        reference: The reference's array.
+        candidate: The candidate's array, of the same shape.
+        start: Position of the first query of this chunk in the whole sequence.
+    """
+    index = tuple(int(i) for i in np.unravel_index(flat, reference.shape))
+    where = dict(zip(axes, index, strict=True)) if len(axes) == len(index) else {}
+    position = where.get("T", where.get("S"))
+    value = float(candidate[index])
+    return Element(
+        index=index,
+        axes=axes,
+        position=None if position is None else position + (start if "T" in where else 0),
+        head=where.get("H", where.get("K")),
+        element=index[-1] if index else None,
+        reference=float(reference[index]),
+        candidate=value if np.isfinite(value) else None,
+    )
+
+
+def difference(reference: Float64, candidate: Float64, axes: str, *, start: int = 0) -> Difference:
+    """Measure ``candidate - reference``, elementwise.
+
+    Args:
+        reference: Float64 values of the reference.
+        candidate: The candidate's values, lifted to float64; same shape, all finite.
+        axes: Axis letters.
+        start: Position of the first query of this chunk.
+    """
+    error = np.abs(candidate - reference)
+    worst = int(np.argmax(error))
+    return Difference(
+        max_abs=float(error.flat[worst]),
+        mean_abs=float(np.mean(error)),
+        magnitude=float(np.max(np.abs(reference))),
+        over=int(np.count_nonzero(error > TOLERANCE)),
+        count=error.size,
+        worst=locate(axes, worst, reference, candidate, start=start),
+    )
+
+
+def local_error(
+    expected: Float64,
+    found: Float64,
+    unit: Array,
+    axes: str,
+    *,
+    start: int = 0,
+    inherited_bound: bool = False,
+) -> LocalError:
+    """Measure the error that one op adds, in rounding units.
+
+    Args:
+        expected: Float64 result of the op on the candidate's own inputs.
+        found: The candidate's result, lifted to float64; same shape, all finite.
+        unit: Absolute size of one rounding unit at every element, positive.
+        axes: Axis letters.
+        start: Position of the first query of this chunk.
+        inherited_bound: Whether the unit came through ops that were not tapped.
+    """
+    error = np.abs(found - expected)
+    units = error / unit
+    worst = int(np.argmax(units))
+    return LocalError(
+        units=float(units.flat[worst]),
+        median=float(np.median(_sample(units))),
+        error=float(error.flat[worst]),
+        bound=float(unit.flat[worst]),
+        over=int(np.count_nonzero(units > UNIT_LIMIT)),
+        inherited_bound=inherited_bound,
+        worst=locate(axes, worst, expected, found, start=start),
+    )
+
+
+def _sample(values: Float64, size: int = 65536) -> Float64:
+    """At most about ``size`` values, evenly spread: enough for a median that is only shown."""
+    stride = max(1, values.size // size)
+    return values.reshape(-1)[::stride]
+
+
+def worst_nonfinite(candidate: Array) -> int | None:
+    """Flat index of the first NaN or infinity, None if there is none."""
+    finite = np.isfinite(candidate)
+    return None if finite.all() else int(np.argmin(finite))
+
+
+def log_softmax(logits: Float64) -> Float64:
+    """Logarithm of the softmax over the last axis."""
+    shifted = logits - np.max(logits, axis=-1, keepdims=True)
+    result: Float64 = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return result
+
+
+def kl_divergence(logits_a: Float64, logits_b: Float64) -> Float64:
+    """KL(a || b) in nats at every position: [..., V] to [...].
+
+    Source: Kullback and Leibler 1951. Rounding can leave a result of size 1e-16 below zero; it is
+    clipped there.
+    """
+    log_a, log_b = log_softmax(logits_a), log_softmax(logits_b)
+    divergence: Float64 = np.sum(np.exp(log_a) * (log_a - log_b), axis=-1)
+    return np.maximum(divergence, 0.0)

@@ -1,0 +1,263 @@
+"""transformers as an engine: any model object, any attention implementation."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from ..errors import EngineError, UsageError
+from ..result import EngineInfo
+from .hf_attention import AttentionTap
+from .hf_hooks import ModuleTaps
+from .hf_modules import MODULE_MAPS
+from .protocol import Emit
+
+Array = NDArray[Any]
+TokenIds = NDArray[np.int64]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+#: What an attention implementation that never forms scores cannot give.
+_FUSED = "never formed by a fused attention kernel"
+
+
+class HFEngine:
+    """A transformers model, tapped by hooks for as long as a sequence is open.
+
+    Args:
+        model: Any causal language model of a mapped layout, patched or fine-tuned as it may be.
+            It is run in evaluation mode and left as it was.
+        name: Short name within a run; ``hf:<attention implementation>`` if not given.
+        threads: Threads that torch may use while it runs, None for as many as it has.
+
+    Raises:
+        EngineError: The model's ``model_type`` has no map of modules.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, *, name: str | None = None, threads: int | None = None
+    ) -> None:
+        self.model = model
+        config: Any = model.config
+        self._attention = str(config._attn_implementation or "eager")
+        self.name = name or f"hf:{self._attention}"
+        self._threads = threads
+        dtype = next(model.parameters()).dtype
+        self.dtype = str(dtype).removeprefix("torch.")
+        if config.model_type not in MODULE_MAPS:
+            raise EngineError(
+                f"engine {self.name}",
+                expected="a model_type of " + ", ".join(sorted(MODULE_MAPS)),
+                found=repr(config.model_type),
+                advice="add its modules to harness/engines/hf_modules.py",
+            )
+        self._map = MODULE_MAPS[config.model_type]
+        self._taps = ModuleTaps(model, self._map)
+        self.unavailable = dict(self._taps.absent)
+        if self._attention != "eager":
+            self.unavailable |= dict.fromkeys(("attn.scores", "attn.probs"), _FUSED)
+            self.unavailable["attn.mask"] = "a fused attention kernel may take none"
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        attention: str = "eager",
+        dtype: str = "float32",
+        name: str | None = None,
+        threads: int | None = None,
+    ) -> "HFEngine":
+        """Load a model directory; safetensors stay memory-mapped where the dtype is as stored.
+
+        Args:
+            path: An HF directory.
+            attention: Name of the attention implementation.
+            dtype: float32, bfloat16 or float16.
+            name: Short name within a run.
+            threads: See the class.
+
+        Raises:
+            EngineError: The attention implementation is unknown or not installed, or the
+                directory cannot be loaded.
+        """
+        if dtype not in _DTYPES:
+            raise UsageError(
+                "dtype", expected=" or ".join(_DTYPES), found=dtype, advice="choose one of them"
+            )
+        try:
+            with _quiet():
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    path,
+                    attn_implementation=attention,
+                    dtype=_DTYPES[dtype],
+                    use_safetensors=True,
+                    local_files_only=True,
+                )
+        except (ImportError, ValueError, OSError, RuntimeError, KeyError) as error:
+            raise _loading_failed(name or f"hf:{attention}", attention, error) from error
+        return cls(model, name=name, threads=threads)
+
+    def info(self) -> EngineInfo:
+        """What ran."""
+        detail = {
+            "class": type(self.model).__name__,
+            "attention": self._attention,
+            "device": str(next(self.model.parameters()).device),
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
+        return EngineInfo(self.name, "transformers", self.dtype, detail)
+
+    @contextmanager
+    def open(self, *, cache: bool) -> Iterator["HFSession"]:
+        """Begin a new sequence; the model is tapped until it is closed, then as before."""
+        attention = AttentionTap(self._taps.attention_layers)
+        with ExitStack() as stack:
+            stack.enter_context(_threads(self._threads))
+            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(_rotary_state(self.model))
+            stack.enter_context(self._taps.installed())
+            stack.enter_context(attention.installed())
+            yield HFSession(self.model, self._taps, attention, cache=cache)
+
+
+class HFSession:
+    """One sequence in a transformers model."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        taps: ModuleTaps,
+        attention: AttentionTap,
+        *,
+        cache: bool,
+    ) -> None:
+        self._model = model
+        self._taps = taps
+        self._attention = attention
+        self._cache = None
+        if cache:
+            self._cache = transformers.DynamicCache(config=model.config)
+            attention.watch_cache(self._cache)
+
+    def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
+        """Run the next tokens: [B, T] to logits [B, T, V]."""
+
+        def send(tap: str, tensor: torch.Tensor) -> None:
+            if emit is not None:
+                emit(tap, to_numpy(tensor))
+
+        self._taps.emit = self._attention.emit = send if emit is not None else None
+        kwargs: dict[str, Any] = {"use_cache": self._cache is not None}
+        if self._cache is not None:
+            kwargs[_cache_argument(self._model)] = self._cache
+        try:
+            with torch.no_grad():
+                device = next(self._model.parameters()).device
+                ids = torch.as_tensor(token_ids, device=device)
+                logits = to_numpy(self._model(input_ids=ids, **kwargs).logits)
+        finally:
+            self._taps.emit = self._attention.emit = None
+        if emit is not None:
+            emit("logits", logits)
+        return logits
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """A copy of a tensor as NumPy has it, bfloat16 included."""
+    tensor = tensor.detach().to("cpu", copy=True)
+    if tensor.dtype == torch.bfloat16:
+        # NumPy knows no bfloat16: hand the bits over as integers and name them.
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _cache_argument(model: torch.nn.Module) -> str:
+    """``cache`` where forward has that argument, ``past_key_values`` in older releases."""
+    arguments = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in arguments else "past_key_values"
+
+
+def _loading_failed(name: str, attention: str, error: Exception) -> EngineError:
+    advice = "look at the message; `parity run --debug` shows where it was raised"
+    if isinstance(error, ImportError):
+        package = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
+        wanted = package.get(attention, "the package that it names")
+        advice = f"pip install {wanted} on a machine that it supports, or use hf:eager or hf:sdpa"
+    elif "attn_implementation" in str(error):
+        advice = "use an implementation that transformers lists, for example hf:eager or hf:sdpa"
+    return EngineError(
+        f"engine {name}",
+        expected=f"a model that loads with attention implementation {attention}",
+        found=f"{type(error).__name__}: {error}",
+        advice=advice,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' own progress bars out of ours."""
+    logging = transformers.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode, module by module, because a caller may have mixed them."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _rotary_state(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what dynamic rope scaling changes in its module as sequences grow.
+
+    transformers keeps the frequencies of the longest sequence so far, so that one run would change
+    the next.
+    """
+    rotary = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
+    before = [(dict(m._buffers), dict(vars(m))) for m in rotary]
+    try:
+        yield
+    finally:
+        for module, (buffers, attributes) in zip(rotary, before, strict=True):
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            for key in ("max_seq_len_cached", "original_inv_freq", "attention_scaling"):
+                if key in attributes:
+                    module.__dict__[key] = attributes[key]

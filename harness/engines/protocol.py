@@ -1,0 +1,67 @@
+"""The seam between the harness and whatever computes logits.
+
+Everything that crosses it is a NumPy array (bfloat16 as :mod:`ml_dtypes` has it), so that the
+core of the harness needs no array library of an engine's.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..result import EngineInfo
+
+Array = NDArray[Any]
+TokenIds = NDArray[np.int64]
+
+#: Receives a tap's name and its array. The array is the receiver's to keep.
+Emit = Callable[[str, Array], None]
+
+
+class Session(Protocol):
+    """One sequence (or batch of sequences) being fed to an engine."""
+
+    def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
+        """Run the next tokens of the sequence.
+
+        Args:
+            token_ids: [B, T]; they follow those fed before.
+            emit: Called with each intermediate as it appears, None to run plainly.
+
+        Returns:
+            Logits [B, T, V] in the engine's dtype.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Something that computes logits from token ids."""
+
+    @property
+    def name(self) -> str:
+        """Short name, unique within a run, for example ``hf:eager``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of its weights and intermediates, for example ``float32``."""
+        ...
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """Kinds of taps that it cannot give (``attn.scores``), each with the reason."""
+        ...
+
+    def info(self) -> EngineInfo:
+        """What ran: implementation, versions, device."""
+        ...
+
+    def open(self, *, cache: bool) -> AbstractContextManager[Session]:
+        """Begin a new sequence.
+
+        Args:
+            cache: Whether more than one :meth:`Session.feed` will follow.
+        """
+        ...

@@ -1,0 +1,101 @@
+"""The independent reference as an engine of its own, in float32 or half precision."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..references_seam import cache as caches
+from ..references_seam import model as models
+from ..references_seam import step as seam
+from ..result import EngineInfo
+from .protocol import Emit
+
+Array = NDArray[Any]
+TokenIds = NDArray[np.int64]
+
+#: NumPy has fast kernels for these; narrower dtypes run on torch.
+NUMPY_DTYPES = {"float32": np.float32, "float64": np.float64}
+
+
+class ReferenceEngine:
+    """Runs the reference on NumPy, which shares no kernel with torch.
+
+    Args:
+        model: The reference's model, over memory-mapped parameters.
+        dtype: float32 or float64.
+        name: Short name within a run.
+
+    Raises:
+        UsageError: The dtype is none that it computes in.
+    """
+
+    unavailable: Mapping[str, str] = {}
+
+    def __init__(
+        self, model: models.Model, *, dtype: str = "float32", name: str = "reference"
+    ) -> None:
+        if dtype not in NUMPY_DTYPES:
+            raise UsageError(
+                f"engine {name}",
+                expected="dtype float32 or float64, which NumPy computes in",
+                found=dtype,
+                advice="leave the reference out of a half-precision run: the float64 reference "
+                "still takes part",
+            )
+        self._model = model
+        self.dtype = dtype
+        self.name = name
+
+    def info(self) -> EngineInfo:
+        """What ran."""
+        detail = {"library": "numpy", "numpy": np.__version__}
+        return EngineInfo(self.name, "reference", self.dtype, detail)
+
+    @contextmanager
+    def open(self, *, cache: bool) -> Iterator["ReferenceSession"]:
+        """Begin a new sequence."""
+        yield ReferenceSession(self._model, np.dtype(NUMPY_DTYPES[self.dtype]))
+
+
+class ReferenceSession:
+    """One sequence in the reference. It always has a cache; its length is the position."""
+
+    def __init__(self, model: models.Model, dtype: np.dtype[Any]) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._cache: caches.KVCache | None = None
+
+    def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
+        """Run the next tokens: [B, T] to logits [B, T, V]."""
+        step: seam.Step = seam.Compute(self._lift, self._dtype)
+        if emit is not None:
+            step = _Emitting(step, emit)
+        if self._cache is None:
+            logits, self._cache = self._model.prefill(step, token_ids)
+        else:
+            position = self._cache.length
+            logits = self._model.extend(step, token_ids, self._cache, position=position)
+        return np.asarray(logits)
+
+    def _lift(self, weight: seam.Weight) -> Array:
+        return np.asarray(weight.array, dtype=self._dtype)
+
+
+class _Emitting:
+    """A step that hands every tap on."""
+
+    def __init__(self, step: seam.Step, emit: Emit) -> None:
+        self._step = step
+        self._emit = emit
+
+    def __call__(
+        self, tap: str | None, op: seam.Op, *inputs: seam.Handle, **constants: Any
+    ) -> Array:
+        result: Array = self._step(tap, op, *inputs, **constants)
+        if tap is not None:
+            self._emit(tap, result)
+        return result
