@@ -1,0 +1,339 @@
+"""The command line: ``parity run``, ``parity report``.
+
+Exit codes: 0 pass or rounding, 1 fail or not finite, 2 usage or unusable input (also a bug of
+this tool), 3 not comparable, 130 interrupted. Of several cases the worst counts, in the order
+0, 3, 1, 2: an unusable case is worst, for then nobody knows what it would have come to.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import console, progress, reported, show_paths
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .case import Case
+    from .result import RunResult
+
+#: Exit codes from the best to the worst.
+SEVERITY = (0, 3, 1, 2)
+
+app = typer.Typer(
+    help="Do two implementations of the same language model agree, where do they first differ,"
+    " and is it a fault or rounding?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def main() -> None:
+    """Entry point of the ``parity`` command."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer hands a flag to its callback like this
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        typer.echo(f"parity {version('logits-parity')}")
+    except PackageNotFoundError:
+        typer.echo("parity, not installed: no version")
+    raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Of the whole command; its help is the app's."""
+
+
+@app.command()
+def run(
+    cases: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[CASE]...", help="Case files (TOML), or folders of them."),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Path, hub id or package:PKG/FILE; overrides a case's."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="Text to run on; may be given again."),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option("--tokens", help='Token ids to run on: "1,2,3"; ";" starts another row.'),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", "-e", help="hf:eager, hf:sdpa, reference; may be given again."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16, of the candidates.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    greedy: Annotated[int | None, typer.Option(help="Tokens to choose greedily.")] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Decoding steps with a cache to compare.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write the result here; - for standard output."),
+    ] = None,
+    report_dir: Annotated[Path, typer.Option(help="Folder for CASE.html and CASE.json.")] = Path(
+        "reports"
+    ),
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
+    debug: _Debug = False,
+) -> None:
+    """Run cases, show the verdicts, write a report of each; the report's path comes last.
+
+    Options override what the case files say. Without a case file, --model and at least one
+    --prompt or --tokens make a case.
+    """
+    overrides = {
+        "model": model,
+        "engines": tuple(engine or ()) or None,
+        "dtype": dtype,
+        "threads": threads,
+        "greedy": greedy,
+        "decode": decode,
+    }
+    given = {key: value for key, value in overrides.items() if value is not None}
+    outputs = _Outputs(json_file, None if no_report else report_dir)
+    codes: list[int] = []
+    with reported(codes, debug=debug):
+        loaders = _loaders(cases or [], prompt or [], tokens or [], given)
+        _check_json(json_file, len(loaders))
+        for load in loaders:
+            with reported(codes, debug=debug):
+                codes.append(_run_one(load(), outputs))
+    outputs.finish()
+    raise typer.Exit(worst(codes))
+
+
+@app.command()
+def report(
+    result_file: Annotated[Path, typer.Argument(metavar="RESULT.json", help="A saved result.")],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where to write the page; beside the result if absent."
+        ),
+    ] = None,
+    debug: _Debug = False,
+) -> None:
+    """Render a saved result again: the verdict here, the page into a file, its path last.
+
+    The exit code is that of the saved verdict.
+    """
+    codes: list[int] = []
+    with reported(codes, debug=debug):
+        from .report.files import write_whole
+        from .report.html import to_html
+        from .report.text import View
+        from .result import from_json
+
+        result = from_json(_read(result_file), where=str(result_file))
+        target = output or result_file.with_suffix(".html")
+        write_whole(target, to_html(result).encode("utf-8", "backslashreplace"))
+        screen = console()
+        screen.print(View(result))
+        show_paths(screen, [target])
+        codes.append(result.exit_code)
+    raise typer.Exit(worst(codes))
+
+
+def worst(codes: list[int]) -> int:
+    """The worst exit code, in the order 0, 3, 1, 2; any other is worse still; 2 for none."""
+    return max(codes, key=_severity, default=2)
+
+
+def _severity(code: int) -> int:
+    return SEVERITY.index(code) if code in SEVERITY else len(SEVERITY)
+
+
+class _Outputs:
+    """Where results of one command go: the terminal, a JSON file, a folder of reports."""
+
+    def __init__(self, json_file: Path | None, report_dir: Path | None) -> None:
+        self.json_file = json_file
+        self.report_dir = report_dir
+        self.stems: dict[str, str] = {}
+        self.pages: list[Path] = []
+        self._to_stdout = json_file is not None and str(json_file) == "-"
+        self.console = console(stderr=self._to_stdout)
+
+    def claim(self, case: "Case") -> str:
+        """The stem of a case's files; two cases of one command cannot share it."""
+        from .case import safe_stem
+
+        stem = safe_stem(case.name)
+        if self.report_dir is not None and stem.casefold() in self.stems:
+            raise UsageError(
+                f"case {case.name!r}",
+                expected="cases of different names",
+                found=f"another one whose report is {stem}.html",
+                advice="give one of them another name = in its file",
+            )
+        self.stems[stem.casefold()] = case.name
+        return stem
+
+    def put(self, result: "RunResult", stem: str) -> None:
+        """Write and show one result; it is shown also where it cannot be written."""
+        try:
+            self._write(result, stem)
+        finally:
+            self._show(result)
+
+    def _write(self, result: "RunResult", stem: str) -> None:
+        from .report.files import write_report, write_whole
+        from .result import to_json
+
+        if self._to_stdout:
+            sys.stdout.write(to_json(result).decode() + "\n")
+        elif self.json_file is not None:
+            write_whole(self.json_file, to_json(result) + b"\n")
+        if self.report_dir is not None:
+            self.pages.append(write_report(result, self.report_dir, stem=stem).html)
+
+    def _show(self, result: "RunResult") -> None:
+        from .report.text import View
+
+        if len(self.stems) > 1:
+            self.console.print()
+        self.console.print(View(result))
+
+    def finish(self) -> None:
+        """Print where the reports are, last of all."""
+        show_paths(self.console, self.pages)
+
+
+def _run_one(case: "Case", outputs: _Outputs) -> int:
+    stem = outputs.claim(case)
+    with progress(case.name) as show:
+        result = _run_case(case, show)
+    outputs.put(result, stem)
+    return result.exit_code
+
+
+def _run_case(case: "Case", progress: Callable[[str, int, int], None]) -> "RunResult":
+    """The one call of the pipeline."""
+    from .pipeline import run_case
+
+    return run_case(case, progress=progress, command=shlex.join(["parity", *sys.argv[1:]]))
+
+
+def _loaders(
+    paths: list[Path], texts: list[str], tokens: list[str], given: dict[str, Any]
+) -> list[Callable[[], "Case"]]:
+    """One function a case, so that a case that cannot be loaded fails alone."""
+    from .case import Case, Prompt
+
+    prompts = [Prompt(f"prompt-{i}", text=text) for i, text in enumerate(texts, start=1)]
+    prompts += [
+        Prompt(f"tokens-{i}", token_ids=parse_tokens(text))
+        for i, text in enumerate(tokens, start=1)
+    ]
+    if prompts:
+        given = {**given, "prompts": tuple(prompts)}
+    if paths:
+        return [_loader(path, given) for path in _expand(paths)]
+    for key, option in (("model", "--model"), ("prompts", "--prompt or --tokens")):
+        if key not in given:
+            raise UsageError(
+                "parity run",
+                expected=f"a case file, or {option}",
+                found="neither",
+                advice='try: parity run --model MODEL --prompt "The capital of France is"',
+            )
+    return [lambda: Case(name=_name_of(given["model"]), **given)]
+
+
+def _loader(path: Path, given: dict[str, Any]) -> Callable[[], "Case"]:
+    def load() -> "Case":
+        from dataclasses import replace
+
+        from .case_file import load_case
+
+        return replace(load_case(path), **given)
+
+    return load
+
+
+def _expand(paths: list[Path]) -> list[Path]:
+    expanded: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+        if not found:
+            raise UsageError(
+                str(path),
+                expected="case files (*.toml) in this folder",
+                found="none",
+                advice="name a case file, or a folder that holds some",
+            )
+        expanded += found
+    return expanded
+
+
+def _name_of(model: str) -> str:
+    last = model.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
+    return last.removesuffix(".gguf").removesuffix(".safetensors").strip(".") or "model"
+
+
+def parse_tokens(text: str) -> tuple[tuple[int, ...], ...]:
+    """``"1,2,3;4,5,6"`` as two rows of token ids.
+
+    Raises:
+        UsageError: Something in it is not a whole number.
+    """
+    try:
+        return tuple(tuple(int(word) for word in row.split(",")) for row in text.split(";"))
+    except ValueError:
+        raise UsageError(
+            "--tokens",
+            expected="whole numbers between commas",
+            found=repr(text),
+            advice='write --tokens "1,2,3"',
+        ) from None
+
+
+def _check_json(json_file: Path | None, cases: int) -> None:
+    if json_file is not None and cases > 1:
+        raise UsageError(
+            "--json",
+            expected="one case",
+            found=str(cases),
+            advice="leave it out: --report-dir gets a CASE.json of each",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            str(path),
+            expected="a readable result file",
+            found=(error.strerror or type(error).__name__).lower(),
+            advice="name a JSON file that `parity run` wrote",
+        ) from None
