@@ -342,7 +342,9 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
     try:
         head = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise UsageError(where, expected="a JSON document", found=str(error), advice=advice) from None
+        raise UsageError(
+            where, expected="a JSON document", found=str(error), advice=advice
+        ) from None
     found = (head.get("format"), head.get("version")) if isinstance(head, dict) else type(head)
     if found != (FORMAT, VERSION):
         raise UsageError(
@@ -351,7 +353,9 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
     try:
         return msgspec.json.decode(data, type=RunResult)
     except msgspec.ValidationError as error:
-        raise UsageError(where, expected="a valid result", found=str(error), advice=advice) from None
+        raise UsageError(
+            where, expected="a valid result", found=str(error), advice=advice
+        ) from None
 
 
 def read_result(path: Path) -> RunResult:

@@ -64,13 +64,18 @@ class Model:
             CacheError: The position is another than the cache's length.
             InputError: Token ids that are no [B, T] array of rows of the embedding.
         """
-        self._require_tokens(token_ids)
+        self.require_tokens(token_ids)
         cache.require(position)
         batch, length = token_ids.shape
         chunk = Chunk(cache=cache, start=position, length=length, batch=batch)
         return self._family.forward(step, self._weights, self.config, token_ids, chunk)
 
-    def _require_tokens(self, token_ids: TokenIds) -> None:
+    def require_tokens(self, token_ids: TokenIds) -> None:
+        """Refuse token ids that the model has no row for.
+
+        Raises:
+            InputError: They are no [B, T] array of rows of the embedding.
+        """
         if token_ids.ndim != 2 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
             raise InputError(
                 "token ids",

@@ -48,6 +48,11 @@ class Rope:
     max_positions: int
     scaling: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> int | None:
+        """Length that the model was made for, None where the scaling grows with the sequence."""
+        return None if self.kind == "dynamic" else self.max_positions
+
     def at(self, length: int) -> Rotation:
         """The rotation for a forward pass whose last position is ``length - 1``."""
         return SCALINGS[self.kind].rotation(self, length)

@@ -1,0 +1,1 @@
+"""Engines: whatever computes logits, behind one protocol."""

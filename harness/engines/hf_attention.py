@@ -48,7 +48,7 @@ class AttentionTap:
         AttentionInterface.register(name, self._attend)
         try:
             for module, config in configs.items():
-                renamed = copy.copy(config)
+                renamed: Any = copy.copy(config)
                 renamed._attn_implementation_internal = name
                 module.config = renamed
                 module.__dict__["_parity_inner"] = _find_function(module, _name_in(config))

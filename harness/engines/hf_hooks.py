@@ -79,5 +79,5 @@ class ModuleTaps:
     def _laid_out(self, tensor: torch.Tensor, hook: Hook) -> torch.Tensor:
         """The tensor with its axes as the table of taps has them."""
         if hook.layout == "BT(HD)":
-            tensor = tensor.unflatten(-1, (-1, self._head_dim))
+            tensor = tensor.reshape(*tensor.shape[:-1], -1, self._head_dim)
         return tensor if hook.layout == "BTC" else tensor.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Replay: the error of each op alone, in rounding units."""

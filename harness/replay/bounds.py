@@ -96,7 +96,8 @@ def _extend(call: Call) -> Array:
     parts = [x.slack + 0 * x.magnitude for x in (past, new) if x is not None]
     keep = call.constants.get("keep")
     carried = np.concatenate(parts, axis=2)
-    return call.output.magnitude + (carried if keep is None else carried[:, :, -keep:, :])
+    bound: Array = call.output.magnitude + (carried if keep is None else carried[:, :, -keep:, :])
+    return bound
 
 
 def _add(call: Call) -> Array:
@@ -119,7 +120,8 @@ def _summation(output: Operand, squares: Array, terms: Array | int) -> Array:
     without the factor n, is too small where one product outweighs the rest, as in the
     residual streams of real models, and no larger elsewhere.
     """
-    return output.magnitude + np.sqrt(terms * (squares / 6 + output.square / 3))
+    bound: Array = output.magnitude + np.sqrt(terms * (squares / 6 + output.square / 3))
+    return bound
 
 
 def _linear_bound(call: Call, op: Callable[..., Array], **constants: Any) -> Array:
@@ -159,12 +161,13 @@ def _positive_sum(terms: int) -> float:
 
 def _rms_norm(call: Call) -> Array:
     x, weight = call.input(0), call.input(1).magnitude
-    own = call.output.magnitude * (1 + _positive_sum(x.value.shape[-1]))
+    own: Array = call.output.magnitude * (1 + _positive_sum(x.value.shape[-1]))
     if x.incoming is None:
         return own
     square = np.mean(x.magnitude**2, axis=-1, keepdims=True) + call.constants["eps"]
     tilt = x.magnitude * np.mean(x.magnitude * x.incoming, axis=-1, keepdims=True) / square
-    return own + weight * (x.incoming + tilt) / np.sqrt(square)
+    bound: Array = own + weight * (x.incoming + tilt) / np.sqrt(square)
+    return bound
 
 
 def _rope(call: Call) -> Array:
@@ -176,8 +179,9 @@ def _rope(call: Call) -> Array:
     own = pair * (1 + call.precision.float32_ratio * angle)
     if x.incoming is not None:
         own = own + x.incoming[..., :half] + x.incoming[..., half:]
-    both = np.concatenate([own, own], axis=-1) * call.constants.get("attention_factor", 1.0)
-    return both.astype(np.float32)
+    both: Array = np.concatenate([own, own], axis=-1) * call.constants.get("attention_factor", 1.0)
+    bound: Array = both.astype(np.float32)
+    return bound
 
 
 def _scores(call: Call) -> Array:

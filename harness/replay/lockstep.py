@@ -90,6 +90,7 @@ class Lockstep:
         candidates: Whom to compare.
         dtype: Dtype to which the float64 lane's parameters are rounded.
         on_failure: Called with every op that does not replay.
+        on_layer: Called with chunk and layer when the walk enters a layer.
 
     Attributes:
         record: Comparisons so far.
@@ -101,11 +102,14 @@ class Lockstep:
         *,
         dtype: str,
         on_failure: Callable[[Replayed], None] | None = None,
+        on_layer: Callable[[int, int], None] | None = None,
     ) -> None:
         self._candidates = tuple(candidates)
         self._dtypes = (dtype, *(c.dtype for c in candidates))
         self._precisions = tuple(precision(d) for d in self._dtypes)
         self._on_failure = on_failure
+        self._on_layer = on_layer
+        self._layer: int | None = None
         self._chunk = 0
         self._start = 0
         self._order = 0
@@ -119,6 +123,7 @@ class Lockstep:
         self, tap: str | None, op: seam.Op, *inputs: seam.Handle, **constants: Any
     ) -> Bundle:
         """Run the op in every lane and compare."""
+        self._watch_layer(tap)
         lanes = self._spread(inputs)
         truth = _run(op, lanes[0], constants)
         outputs = [Operand(truth)]
@@ -137,6 +142,12 @@ class Lockstep:
                 self.record.logits.append(LogitsSeen(self._chunk, truth, seen))
             self._order += 1
         return Bundle(tuple(outputs))
+
+    def _watch_layer(self, tap: str | None) -> None:
+        layer = None if tap is None else split(tap).layer
+        if self._on_layer is not None and layer is not None and layer != self._layer:
+            self._on_layer(self._chunk, layer)
+        self._layer = layer
 
     def _spread(self, inputs: Sequence[seam.Handle]) -> list[tuple[Operand | None, ...]]:
         """Inputs of each lane; a parameter is lifted once for all lanes of one dtype."""

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -91,7 +92,7 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         try:
             with self._engine.open(cache=len(self._chunks) > 1) as session:
                 for index, tokens in enumerate(self._chunks):
-                    session.feed(tokens, lambda tap, array, i=index: self._put(i, tap, array))
+                    session.feed(tokens, partial(self._put, index))
                     self._put(index, _ENDED, None)
         except _AbandonedError:
             pass

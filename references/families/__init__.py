@@ -27,8 +27,8 @@ class Config(Protocol):
         ...
 
     @property
-    def max_positions(self) -> int:
-        """Length that the config says the model was made for."""
+    def max_positions(self) -> int | None:
+        """Length that the model was made for, None if it takes any."""
         ...
 
 

@@ -52,9 +52,9 @@ class Config:
     rope: Rope
 
     @property
-    def max_positions(self) -> int:
-        """Length that the config says the model was made for."""
-        return self.rope.max_positions
+    def max_positions(self) -> int | None:
+        """Length that the model was made for, None if it takes any."""
+        return self.rope.longest
 
 
 def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:

@@ -1,0 +1,165 @@
+"""From comparisons to verdicts: pure functions.
+
+The rule, in the order in which it is applied to one candidate:
+
+- **fail**: some op does not replay within the limit in rounding units, whatever the logits say.
+  The first such op in data-flow order is the culprit.
+- **not finite**: the same for a NaN or infinity where the reference is finite.
+- **not comparable**: a tap is missing undeclared, has another shape, or nothing was compared.
+- **rounding**: all ops replay, yet some value is further than the tolerance from the reference.
+- **pass**: all ops replay and every value is within the tolerance.
+
+A candidate that gives no tap with tapped inputs (logits alone, say) cannot be replayed. It is
+judged by the tolerance and by a floor: what a float32 run of the reference itself is away from
+float64. That is weaker evidence, and the reason says so.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from .contract import TOLERANCE, UNIT_LIMIT, WEAK_FLOOR_FACTOR
+from .result import CandidateVerdict, Comparison, Divergence, PromptResult, TapStatus, Verdict
+
+_NOT_COMPARABLE = (TapStatus.MISSING, TapStatus.MISSHAPEN)
+
+#: From best to worst; a run is as bad as its worst candidate.
+_SEVERITY = (
+    Verdict.PASS,
+    Verdict.ROUNDING,
+    Verdict.NOT_COMPARABLE,
+    Verdict.FAIL,
+    Verdict.NOT_FINITE,
+)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of some verdicts; not comparable if there is none."""
+    ranked = sorted(verdicts, key=_SEVERITY.index)
+    return ranked[-1] if ranked else Verdict.NOT_COMPARABLE
+
+
+def judge(
+    candidate: str,
+    prompts: Sequence[PromptResult],
+    unavailable: dict[str, str],
+    *,
+    floor: float | None = None,
+) -> CandidateVerdict:
+    """Judge one candidate over all prompts.
+
+    Args:
+        candidate: The engine's name.
+        prompts: Results that hold its comparisons.
+        unavailable: Kinds of taps that the engine declares it cannot give, with the reason.
+        floor: Largest difference of float32 reference logits from float64, for a candidate that
+            cannot be replayed; None if not known.
+    """
+    own = [(p.name, c) for p in prompts for c in p.comparisons if c.candidate == candidate]
+    compared = [c for _, c in own if c.difference is not None]
+    replayed = [c for c in compared if c.local is not None and not c.local.inherited_bound]
+    failing = tuple((name, c.chunk, c.tap) for name, c in own if _fails(c))
+    judged = max(
+        (c for c in compared if c.local is not None),
+        key=lambda c: c.local.units if c.local else 0.0,
+        default=None,
+    )
+    largest = max((c.difference.max_abs for c in compared if c.difference), default=None)
+    verdict, reason, at = _decide(own, compared, replayed, judged, floor)
+    return CandidateVerdict(
+        candidate=candidate,
+        verdict=verdict,
+        reason=reason,
+        first_divergence=None if at is None else _divergence(candidate, *at),
+        failing=failing,
+        worst_units=judged.local.units if judged is not None and judged.local else None,
+        worst_tap=judged.tap if judged is not None else "",
+        max_abs=largest,
+        compared=len(compared),
+        replayed=len(replayed),
+        unavailable=unavailable,
+    )
+
+
+def _fails(comparison: Comparison) -> bool:
+    return comparison.local is not None and comparison.local.units > UNIT_LIMIT
+
+
+def _divergence(candidate: str, prompt: str, comparison: Comparison) -> Divergence:
+    return Divergence(
+        candidate=candidate,
+        prompt=prompt,
+        chunk=comparison.chunk,
+        tap=comparison.tap,
+        fresh=_fails(comparison),
+        comparison=comparison,
+    )
+
+
+_Decision = tuple[Verdict, str, tuple[str, Comparison] | None]
+
+
+def _decide(
+    own: Sequence[tuple[str, Comparison]],
+    compared: Sequence[Comparison],
+    replayed: Sequence[Comparison],
+    judged: Comparison | None,
+    floor: float | None,
+) -> _Decision:
+    for name, c in own:
+        if c.status is TapStatus.NOT_FINITE:
+            return Verdict.NOT_FINITE, f"{c.tap}: {c.note}", (name, c)
+        if _fails(c) and (replayed or not _is_logits(c)):
+            return Verdict.FAIL, _describe_failure(c), (name, c)
+    for name, c in own:
+        if c.status in _NOT_COMPARABLE:
+            return Verdict.NOT_COMPARABLE, f"{c.tap}: {c.note}", (name, c)
+    if not compared:
+        return Verdict.NOT_COMPARABLE, "no tap was compared", None
+    if not replayed:
+        return _decide_without_replay(own, floor)
+    units = judged.local.units if judged is not None and judged.local else 0.0
+    where = judged.tap if judged is not None else ""
+    replays = (
+        f"every op replays within {UNIT_LIMIT:g} rounding units (worst {units:.1f} at {where})"
+    )
+    over = [c for c in compared if c.difference and c.difference.over]
+    if not over:
+        return Verdict.PASS, f"{replays}, every value within {TOLERANCE:g}", None
+    largest = max(over, key=lambda c: c.difference.max_abs if c.difference else 0.0)
+    size = largest.difference.max_abs if largest.difference else 0.0
+    return (
+        Verdict.ROUNDING,
+        f"{replays}; {len(over)} of {len(compared)} taps exceed {TOLERANCE:g} by accumulated "
+        f"rounding, most {largest.tap} by {size:.2g}",
+        None,
+    )
+
+
+def _is_logits(comparison: Comparison) -> bool:
+    return comparison.tap == "logits"
+
+
+def _decide_without_replay(own: Sequence[tuple[str, Comparison]], floor: float | None) -> _Decision:
+    """Judge a candidate whose ops have no tapped inputs."""
+    weak = "no op could be replayed, as the candidate taps none of its inputs (weaker evidence)"
+    name, c = max(
+        ((n, c) for n, c in own if c.difference),
+        key=lambda item: item[1].difference.max_abs if item[1].difference else 0.0,
+    )
+    size = c.difference.max_abs if c.difference else 0.0
+    if size <= TOLERANCE:
+        return Verdict.PASS, f"{weak}; every value within {TOLERANCE:g}", None
+    if floor is not None and size <= WEAK_FLOOR_FACTOR * floor:
+        text = f"{c.tap} differs by {size:.2g}, within {WEAK_FLOOR_FACTOR:g} times"
+        return Verdict.ROUNDING, f"{weak}; {text} the float32 floor of {floor:.2g}", None
+    known = "no float32 floor is known" if floor is None else f"the float32 floor is {floor:.2g}"
+    return Verdict.FAIL, f"{weak}; {c.tap} differs by {size:.2g}, {known}", (name, c)
+
+
+def _describe_failure(comparison: Comparison) -> str:
+    local = comparison.local
+    units = local.units if local is not None else float("nan")
+    chunk = "" if comparison.chunk == 0 else f" in decoding step {comparison.chunk}"
+    return (
+        f"{comparison.tap} ({comparison.op}) is the first op that does not replay{chunk}: "
+        f"{units:.3g} rounding units, limit {UNIT_LIMIT:g}"
+    )
