@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .case import Case, Prompt
-    from .check import check
+    from .checking import check
     from .engines.hf import HFEngine
     from .engines.reference import ReferenceEngine
     from .errors import ParityError
@@ -22,7 +22,7 @@ _HOMES = {
     "ReferenceEngine": ".engines.reference",
     "RunResult": ".result",
     "Verdict": ".result",
-    "check": ".check",
+    "check": ".checking",
     "run_case": ".pipeline",
 }
 

@@ -116,7 +116,7 @@ class HFEngine:
             "attention": self._attention,
             "device": str(next(self.model.parameters()).device),
             "transformers": transformers.__version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         }
         return EngineInfo(self.name, "transformers", self.dtype, detail)
 
