@@ -68,7 +68,7 @@ def _marked(result: RunResult) -> set[tuple[str, int | None]]:
     marked = set()
     for candidate in result.candidates:
         divergence = candidate.first_divergence
-        if divergence is None or divergence.chunk != 0:
+        if divergence is None:
             continue
         worst = divergence.comparison.local or divergence.comparison.difference
         if worst is not None:

@@ -288,8 +288,8 @@ def prompt_title(prompt: PromptResult) -> str:
     """``hello (5 tokens, 2 decoding steps)``."""
     rows = len(prompt.token_ids)
     tokens = count(max((len(row) for row in prompt.token_ids), default=0), "token")
-    steps = max(prompt.chunks, default=0)
+    steps = len(prompt.chunks) - 1
     parts = [tokens if rows <= 1 else f"{rows} rows of {tokens}"]
-    if steps:
+    if steps > 0:
         parts.append(count(steps, "decoding step"))
     return f"{prompt.name} ({', '.join(parts)})"
