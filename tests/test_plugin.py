@@ -2,7 +2,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 

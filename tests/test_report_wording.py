@@ -40,6 +40,7 @@ def test_short_fits_seven_characters(value: float) -> None:
     [
         (None, "-"),
         (math.inf, "inf"),
+        (0.0, "0"),
         (0.04, "0.0"),
         (18.21, "18.2"),
         (15756.2, "15,756"),

@@ -72,11 +72,13 @@ def precise(value: float | None) -> str:
 
 
 def units(value: float | None) -> str:
-    """Rounding units: ``0.4``, ``18.2``, ``15,756``, ``3.1e+12``."""
+    """Rounding units: ``0``, ``0.4``, ``18.2``, ``15,756``, ``3.1e+12``."""
     if value is None:
         return NONE
     if not math.isfinite(value):
         return str(value)
+    if value == 0:
+        return "0"
     if abs(value) >= 1e7:
         return f"{value:.1e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
