@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contract import TOLERANCE, UNIT_LIMIT
-from .result import Difference, Element, LocalError
+from .result import Difference, Element, LocalError, WeightDifference
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -88,6 +88,36 @@ def local_error(
         over=int(np.count_nonzero(units > UNIT_LIMIT)),
         inherited_bound=inherited_bound,
         worst=locate(axes, worst, expected, found, start=start),
+    )
+
+
+def weight_difference(name: str, reference: Array, candidate: Array) -> WeightDifference | None:
+    """Compare a parameter, element by element; None where all are equal.
+
+    Args:
+        name: Its name in the checkpoint.
+        reference: The checkpoint's values, rounded to the candidate's dtype.
+        candidate: The candidate's values.
+    """
+    if reference.shape != candidate.shape:
+        first = (0,) * reference.ndim
+        value = float(reference[first])
+        return WeightDifference(name, reference.size, reference.size, None, first, value, None)
+    if np.array_equal(reference, candidate):
+        return None
+    x, y = reference.astype(np.float64), candidate.astype(np.float64)
+    error = np.abs(x - y)
+    flat = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+    index = tuple(int(i) for i in np.unravel_index(flat, error.shape))
+    finite = bool(np.isfinite(y[index]))
+    return WeightDifference(
+        name=name,
+        differing=int(np.count_nonzero(~(x == y))),
+        count=error.size,
+        max_abs=float(error[index]) if finite else None,
+        index=index,
+        reference=float(x[index]),
+        candidate=float(y[index]) if finite else None,
     )
 
 

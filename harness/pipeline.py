@@ -205,6 +205,7 @@ def _walk(
                 engine.dtype,
                 stack.enter_context(EngineSource(engine, chunks)),
                 dict(engine.unavailable),
+                engine.parameters,
             )
             for engine in engines
         ]

@@ -104,6 +104,29 @@ class LocalError:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightDifference:
+    """A parameter that the candidate holds in memory otherwise than the checkpoint.
+
+    Attributes:
+        name: Name in the checkpoint.
+        differing: Number of elements that differ.
+        count: Number of elements.
+        max_abs: Largest absolute difference; None for another shape or a NaN.
+        index: Where that is.
+        reference: The checkpoint's value there, rounded to the candidate's dtype.
+        candidate: What the candidate has there; None where it has no such element or NaN.
+    """
+
+    name: str
+    differing: int
+    count: int
+    max_abs: float | None
+    index: tuple[int, ...]
+    reference: float
+    candidate: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One tap of one candidate in one chunk of one prompt.
 
@@ -114,6 +137,8 @@ class Comparison:
         order: Rank in data-flow order within the chunk.
         shape: Shape of the reference's array.
         note: Why it was not compared, empty otherwise.
+        weights: Parameters of the op that the candidate holds otherwise than the checkpoint;
+            empty also where the candidate does not show its parameters.
     """
 
     candidate: str
@@ -127,6 +152,7 @@ class Comparison:
     difference: Difference | None = None
     local: LocalError | None = None
     note: str = ""
+    weights: tuple[WeightDifference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

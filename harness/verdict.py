@@ -2,8 +2,9 @@
 
 The rule, in the order in which it is applied to one candidate:
 
-- **fail**: some op does not replay within the limit in rounding units, whatever the logits say.
-  The first such op in data-flow order is the culprit.
+- **fail**: some op does not replay within the limit in rounding units, or the candidate shows that
+  it holds other parameters for it than the checkpoint, whatever the logits say. The first such op
+  in data-flow order is the culprit.
 - **not finite**: the same for a NaN or infinity where the reference is finite.
 - **not comparable**: a tap is missing undeclared, has another shape, or nothing was compared.
 - **rounding**: all ops replay, yet some value is further than the tolerance from the reference.
@@ -17,7 +18,15 @@ float64. That is weaker evidence, and the reason says so.
 from collections.abc import Iterable, Sequence
 
 from .contract import TOLERANCE, UNIT_LIMIT, WEAK_FLOOR_FACTOR
-from .result import CandidateVerdict, Comparison, Divergence, PromptResult, TapStatus, Verdict
+from .result import (
+    CandidateVerdict,
+    Comparison,
+    Divergence,
+    PromptResult,
+    TapStatus,
+    Verdict,
+    WeightDifference,
+)
 
 _NOT_COMPARABLE = (TapStatus.MISSING, TapStatus.MISSHAPEN)
 
@@ -80,7 +89,8 @@ def judge(
 
 
 def _fails(comparison: Comparison) -> bool:
-    return comparison.local is not None and comparison.local.units > UNIT_LIMIT
+    other_weights = bool(comparison.weights)
+    return other_weights or (comparison.local is not None and comparison.local.units > UNIT_LIMIT)
 
 
 def _divergence(candidate: str, prompt: str, comparison: Comparison) -> Divergence:
@@ -159,7 +169,21 @@ def _describe_failure(comparison: Comparison) -> str:
     local = comparison.local
     units = local.units if local is not None else float("nan")
     chunk = "" if comparison.chunk == 0 else f" in decoding step {comparison.chunk}"
+    if comparison.weights:
+        held = describe_weight(comparison.weights[0])
+        return f"{comparison.tap} ({comparison.op}) computes with other weights: {held}"
     return (
         f"{comparison.tap} ({comparison.op}) is the first op that does not replay{chunk}: "
         f"{units:.3g} rounding units, limit {UNIT_LIMIT:g}"
+    )
+
+
+def describe_weight(weight: WeightDifference) -> str:
+    """One clause on a parameter that differs from the checkpoint."""
+    if weight.candidate is None:
+        return f"{weight.name} has another shape or NaN"
+    return (
+        f"{weight.name} differs in {weight.differing} of {weight.count} elements, most at "
+        f"{list(weight.index)}: {weight.reference:.9g} in the checkpoint, {weight.candidate:.9g} "
+        "in the candidate"
     )

@@ -109,6 +109,12 @@ class HFEngine:
             raise _loading_failed(name or f"hf:{attention}", attention, error) from error
         return cls(model, name=name, threads=threads)
 
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """The model's parameters, not copied where they lie in main memory."""
+        named = self.model.named_parameters()
+        return {name: to_numpy(p, copy=False) for name, p in named if p.device.type != "meta"}
+
     def info(self) -> EngineInfo:
         """What ran."""
         detail = {
@@ -175,9 +181,9 @@ class HFSession:
         return logits
 
 
-def to_numpy(tensor: torch.Tensor) -> Array:
-    """A copy of a tensor as NumPy has it, bfloat16 included."""
-    tensor = tensor.detach().to("cpu", copy=True)
+def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> Array:
+    """A tensor as NumPy has it, bfloat16 included."""
+    tensor = tensor.detach().to("cpu", copy=copy)
     if tensor.dtype == torch.bfloat16:
         # NumPy knows no bfloat16: hand the bits over as integers and name them.
         return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)

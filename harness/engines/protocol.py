@@ -54,6 +54,11 @@ class Engine(Protocol):
         """Kinds of taps that it cannot give (``attn.scores``), each with the reason."""
         ...
 
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """Parameters in memory, by their name in the checkpoint; empty if it shows none."""
+        ...
+
     def info(self) -> EngineInfo:
         """What ran: implementation, versions, device."""
         ...

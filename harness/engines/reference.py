@@ -35,6 +35,9 @@ class ReferenceEngine:
 
     unavailable: Mapping[str, str] = {}
 
+    #: It computes on the checkpoint's own arrays: there is nothing else to show.
+    parameters: Mapping[str, Array] = {}
+
     def __init__(
         self, model: models.Model, *, dtype: str = "float32", name: str = "reference"
     ) -> None:

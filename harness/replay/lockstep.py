@@ -7,17 +7,17 @@ goes on with what the candidate has. So the error of each op stands alone, nothi
 each parameter is lifted to float64 once for all lanes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compare import difference, local_error, locate, worst_nonfinite
+from ..compare import difference, local_error, locate, weight_difference, worst_nonfinite
 from ..contract import UNIT_LIMIT
 from ..references_seam import step as seam
-from ..result import Comparison, LocalError, PairDifference, TapStatus
+from ..result import Comparison, LocalError, PairDifference, TapStatus, WeightDifference
 from ..taps import axes_of, format_shape, split
 from .bounds import Call, Operand, unit
 from .precision import DTYPES, precision
@@ -35,12 +35,14 @@ class Candidate:
         dtype: Its dtype; parameters are rounded to it before they are lifted.
         source: Its taps.
         unavailable: Kinds of taps that it declares it cannot give, with the reason.
+        parameters: Its parameters in memory, by their name in the checkpoint.
     """
 
     name: str
     dtype: str
     source: TapSource
     unavailable: dict[str, str]
+    parameters: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class Lockstep:
                 constants=constants,
                 precision=self._precisions[index + 1],
             )
-            outputs.append(self._candidate(candidate, tap, op, call, truth, seen))
+            weights = self._differing_weights(candidate, inputs)
+            outputs.append(self._candidate(candidate, tap, op, call, truth, seen, weights))
         if tap is not None:
             self._compare_pairs(tap, seen)
             if tap == "logits":
@@ -173,6 +176,7 @@ class Lockstep:
         call: Call,
         truth: Array,
         seen: dict[str, Array],
+        weights: tuple[WeightDifference, ...],
     ) -> Operand:
         """Compare one candidate at one tap and return what its lane goes on with."""
         if tap is None:
@@ -187,9 +191,23 @@ class Lockstep:
         if worst_nonfinite(lifted) is not None and np.isfinite(truth).all():
             self._note_nonfinite(candidate, tap, op, truth, lifted)
             return Operand(call.output.value, unit(op, call))
-        self._note_compared(candidate, tap, op, call, truth, lifted)
+        self._note_compared(candidate, tap, op, call, truth, lifted, weights)
         seen[candidate.name] = lifted
         return Operand(lifted)
+
+    def _differing_weights(
+        self, candidate: Candidate, inputs: Sequence[seam.Handle]
+    ) -> tuple[WeightDifference, ...]:
+        """Parameters of this op that the candidate holds otherwise than the checkpoint."""
+        if self._chunk > 0:
+            return ()
+        differing = []
+        for value in inputs:
+            if isinstance(value, seam.Weight) and value.name in candidate.parameters:
+                stored = _round(np.asarray(value.array), candidate.dtype)
+                held = candidate.parameters[value.name]
+                differing.append(weight_difference(value.name, stored, held))
+        return tuple(d for d in differing if d is not None)
 
     def _note_compared(
         self,
@@ -199,6 +217,7 @@ class Lockstep:
         call: Call,
         truth: Array,
         found: Array,
+        weights: tuple[WeightDifference, ...],
     ) -> None:
         axes = axes_of(tap)
         local = self._local(op, call, found, axes)
@@ -213,9 +232,10 @@ class Lockstep:
             status=TapStatus.COMPARED,
             difference=difference(_float(truth), _float(found), axes, start=self._start),
             local=local,
+            weights=weights,
         )
         self.record.comparisons.append(comparison)
-        if self._on_failure is not None and local.units > UNIT_LIMIT:
+        if self._on_failure is not None and (local.units > UNIT_LIMIT or weights):
             self._on_failure(Replayed(comparison, op, call, found))
 
     def _local(self, op: seam.Op, call: Call, found: Array, axes: str) -> LocalError:
@@ -289,10 +309,14 @@ def _lift(value: seam.Handle, dtype: str) -> Array:
     array = np.asarray(value.array if isinstance(value, seam.Weight) else value)
     if array.dtype.kind in "iub":
         return array
+    return _round(array, dtype).astype(np.float64)
+
+
+def _round(array: Array, dtype: str) -> Array:
+    """A parameter as a candidate of that dtype holds it."""
     target = DTYPES[dtype]
-    if array.dtype != target and array.dtype.itemsize >= target.itemsize:
-        array = array.astype(target)
-    return array.astype(np.float64)
+    narrower = array.dtype != target and array.dtype.itemsize >= target.itemsize
+    return array.astype(target) if narrower else array
 
 
 def _float(array: Array) -> NDArray[np.float64]:

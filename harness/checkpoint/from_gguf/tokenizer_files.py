@@ -25,7 +25,7 @@ _SPECIAL_IDS = (
 _TEMPLATE = "tokenizer.chat_template"
 
 
-class TokenizerProblem(Exception):  # noqa: N818 - it is kept as a note and not shown as an error
+class TokenizerProblem(Exception):
     """Why a tokenizer cannot be rebuilt from a GGUF file."""
 
 
