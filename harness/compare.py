@@ -1,15 +1,22 @@
 """Comparison of two arrays, in pure functions of NumPy arrays."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .contract import TOLERANCE, UNIT_LIMIT
-from .result import Difference, Element, LocalError, WeightDifference
+from .result import Difference, Element, LocalError, PairDifference, WeightDifference
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
+
+#: Elements of a block: 256 KiB of float64.
+_BLOCK = 1 << 15
+
+#: About how many elements the median is taken of; it is only shown.
+_SAMPLES = 1 << 13
 
 
 def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: int = 0) -> Element:
@@ -46,14 +53,21 @@ def difference(reference: Float64, candidate: Float64, axes: str, *, start: int 
         axes: Axis letters.
         start: Position of the first query of this chunk.
     """
-    error = np.abs(candidate - reference)
-    worst = int(np.argmax(error))
+    worst, largest, total, magnitude, over = 0, -1.0, 0.0, 0.0, 0
+    for start_of_block, x, y in _blocks(reference, candidate):
+        error = np.abs(y - x)
+        at = int(error.argmax())
+        if error[at] > largest:
+            worst, largest = start_of_block + at, float(error[at])
+        total += float(error.sum())
+        magnitude = max(magnitude, float(x.max()), -float(x.min()))
+        over += int(np.count_nonzero(error > TOLERANCE))
     return Difference(
-        max_abs=float(error.flat[worst]),
-        mean_abs=float(np.mean(error)),
-        magnitude=float(np.max(np.abs(reference))),
-        over=int(np.count_nonzero(error > TOLERANCE)),
-        count=error.size,
+        max_abs=largest,
+        mean_abs=total / reference.size,
+        magnitude=magnitude,
+        over=over,
+        count=reference.size,
         worst=locate(axes, worst, reference, candidate, start=start),
     )
 
@@ -77,18 +91,35 @@ def local_error(
         start: Position of the first query of this chunk.
         inherited_bound: Whether the unit came through ops that were not tapped.
     """
-    error = np.abs(found - expected)
-    units = error / unit
-    worst = int(np.argmax(units))
+    worst, largest, over, samples = 0, -1.0, 0, []
+    for start_of_block, x, y, size in _blocks(expected, found, unit):
+        units = np.abs(y - x)
+        units /= size
+        at = int(units.argmax())
+        if units[at] > largest:
+            worst, largest = start_of_block + at, float(units[at])
+        over += int(np.count_nonzero(units > UNIT_LIMIT))
+        samples.append(units[:: max(1, expected.size // _SAMPLES)])
+    index = np.unravel_index(worst, expected.shape)
     return LocalError(
-        units=float(units.flat[worst]),
-        median=float(np.median(_sample(units))),
-        error=float(error.flat[worst]),
-        bound=float(unit.flat[worst]),
-        over=int(np.count_nonzero(units > UNIT_LIMIT)),
+        units=largest,
+        median=float(np.median(np.concatenate(samples))),
+        error=float(abs(found[index] - expected[index])),
+        bound=float(unit[index]),
+        over=over,
         inherited_bound=inherited_bound,
         worst=locate(axes, worst, expected, found, start=start),
     )
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Any, ...]]:
+    """Flat pieces of arrays of one shape, with where they start: small enough for a cache.
+
+    Whole temporaries of a long prompt's scores would cost more time than the arithmetic on them.
+    """
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, _BLOCK):
+        yield (start, *(array[start : start + _BLOCK] for array in flat))
 
 
 def weight_difference(name: str, reference: Array, candidate: Array) -> WeightDifference | None:
@@ -121,14 +152,23 @@ def weight_difference(name: str, reference: Array, candidate: Array) -> WeightDi
     )
 
 
-def _sample(values: Float64, size: int = 65536) -> Float64:
-    """At most about ``size`` values, evenly spread: enough for a median that is only shown."""
-    stride = max(1, values.size // size)
-    return values.reshape(-1)[::stride]
+def pair_difference(
+    a: str, values_a: Array, b: str, values_b: Array, chunk: int, tap: str
+) -> PairDifference:
+    """Measure two candidates' values of one tap against each other."""
+    largest, total = 0.0, 0.0
+    for _, x, y in _blocks(values_a, values_b):
+        error = np.abs(y - x) if x.dtype != bool else (x != y)
+        largest = max(largest, float(error.max()))
+        total += float(error.sum())
+    return PairDifference(a, b, chunk, tap, largest, total / values_a.size)
 
 
 def worst_nonfinite(candidate: Array) -> int | None:
     """Flat index of the first NaN or infinity, None if there is none."""
+    # A sum is finite only if all terms are: one fast pass for the usual case.
+    if np.isfinite(np.sum(candidate)):
+        return None
     finite = np.isfinite(candidate)
     return None if finite.all() else int(np.argmin(finite))
 

@@ -1,6 +1,8 @@
 """The one pipeline: case, engines, comparison in lockstep, verdicts, result."""
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -210,9 +212,11 @@ def _walk(
             for engine in engines
         ]
         layers = subject.model.config.layers
+        workers = min(1 + len(candidates), case.threads or os.cpu_count() or 1)
         step = Lockstep(
             candidates,
             dtype=case.dtype,
+            executor=stack.enter_context(ThreadPoolExecutor(workers)),
             on_layer=lambda chunk, layer: progress(chunk * layers + layer, len(chunks) * layers),
         )
         position = 0

@@ -1,7 +1,7 @@
 """transformers as an engine: any model object, any attention implementation."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ class HFSession:
             if emit is not None:
                 emit(tap, to_numpy(tensor))
 
-        self._taps.emit = self._attention.emit = send if emit is not None else None
+        self._tap_into(send if emit is not None else None)
         kwargs: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
             kwargs[_cache_argument(self._model)] = self._cache
@@ -175,10 +175,14 @@ class HFSession:
                 ids = torch.as_tensor(token_ids, device=device)
                 logits = to_numpy(self._model(input_ids=ids, **kwargs).logits)
         finally:
-            self._taps.emit = self._attention.emit = None
+            self._tap_into(None)
         if emit is not None:
             emit("logits", logits)
         return logits
+
+    def _tap_into(self, send: Callable[[str, torch.Tensor], None] | None) -> None:
+        self._taps.begin(send)
+        self._attention.emit = send
 
 
 def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> Array:

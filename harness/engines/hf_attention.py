@@ -12,13 +12,19 @@ import inspect
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..errors import EngineError
+
 Emit = Callable[[str, torch.Tensor], None]
+
+#: Attribute of an attention module that has the taps of a run in it.
+_CLAIM = "_parity_tap"
 
 #: Below this, an additive mask hides a key: half of what the narrowest dtype can hold.
 _HIDDEN = -3.0e4
@@ -35,29 +41,45 @@ class AttentionTap:
 
     def __init__(self, layers: Mapping[torch.nn.Module, int]) -> None:
         self._layers = layers
+        self._inner: dict[torch.nn.Module, Callable[..., Any]] = {}
+        self._configs: dict[torch.nn.Module, Any] = {}
         self.emit: Emit | None = None
         self.cached = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Put the taps in, and leave every module as it was."""
+        """Put the taps in, and leave every module as it was.
+
+        Raises:
+            EngineError: Another run has its taps in these modules: the two would mix.
+        """
         from transformers import AttentionInterface
 
         name = f"{_implementation(next(iter(self._layers)))}-parity-{uuid.uuid4().hex}"
-        configs = {module: module.config for module in self._layers}
-        AttentionInterface.register(name, self._attend)
-        try:
-            for module, config in configs.items():
+        with ExitStack() as stack:
+            for module in self._layers:
+                self._claim(module)
+                stack.callback(module.__dict__.pop, _CLAIM)
+            AttentionInterface.register(name, self._attend)
+            stack.callback(AttentionInterface._global_mapping.pop, name)
+            for module in self._layers:
+                config = module.config
+                self._configs[module] = config
+                self._inner[module] = _find_function(module, _name_in(config))
                 renamed: Any = copy.copy(config)
                 renamed._attn_implementation_internal = name
+                stack.callback(setattr, module, "config", config)
                 module.config = renamed
-                module.__dict__["_parity_inner"] = _find_function(module, _name_in(config))
             yield
-        finally:
-            for module, config in configs.items():
-                module.config = config
-                module.__dict__.pop("_parity_inner", None)
-            AttentionInterface._global_mapping.pop(name, None)
+
+    def _claim(self, module: torch.nn.Module) -> None:
+        if module.__dict__.setdefault(_CLAIM, self) is not self:
+            raise EngineError(
+                f"layers.{self._layers[module]}.attn",
+                expected="a model that no other engine is running",
+                found="taps of another run in it",
+                advice="give each engine a model of its own (copy.deepcopy), or run them in turn",
+            )
 
     def watch_cache(self, cache: Any) -> None:
         """Tap keys on their way into a cache of ours, before the past is put in front of them."""
@@ -83,17 +105,17 @@ class AttentionTap:
         **kwargs: Any,
     ) -> Any:
         """What transformers calls in place of the attention function."""
-        inner = module.__dict__["_parity_inner"]
+        inner = partial(self._call_inner, module)
         emit, at = self.emit, f"layers.{self._layers[module]}.attn"
         if emit is None:
-            return inner(module, query, key, value, attention_mask, **kwargs)
+            return inner(query, key, value, attention_mask, **kwargs)
         emit(f"{at}.q_rope", query)
         if not self.cached:
             emit(f"{at}.k_rope", key)
         emit(f"{at}.keys", key)
         emit(f"{at}.values", value)
         with _SoftmaxWatch(attention_mask) as watch:
-            result = inner(module, query, key, value, attention_mask, **kwargs)
+            result = inner(query, key, value, attention_mask, **kwargs)
         output, probs = result[0], result[1]
         if watch.scores is not None:
             mask = _visible(attention_mask, query, key)
@@ -104,6 +126,17 @@ class AttentionTap:
             emit(f"{at}.probs", probs)
         emit(f"{at}.context", output.transpose(1, 2))
         return result
+
+    def _call_inner(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call the function that would have been called, on a module that has its own config.
+
+        Some functions look their kernel up by the name in it.
+        """
+        renamed, module.config = module.config, self._configs[module]
+        try:
+            return self._inner[module](module, *args, **kwargs)
+        finally:
+            module.config = renamed
 
 
 class _SoftmaxWatch(TorchFunctionMode):

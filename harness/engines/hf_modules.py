@@ -32,12 +32,14 @@ class ModuleMap:
     """The taps of one layout.
 
     Attributes:
-        hooks: Those on module boundaries.
+        hooks: Those on module boundaries; those of one layer in the order in which they run.
+        layer: Name of a layer's module.
         attention: Name of a layer's attention module.
     """
 
     hooks: tuple[Hook, ...]
-    attention: str
+    layer: str = "model.layers.{n}"
+    attention: str = "model.layers.{n}.self_attn"
 
 
 _LLAMA_HOOKS = (
@@ -65,6 +67,6 @@ _QWEN3_HOOKS = (
 )
 
 MODULE_MAPS = {
-    "llama": ModuleMap(_LLAMA_HOOKS, attention="model.layers.{n}.self_attn"),
-    "qwen3": ModuleMap(_QWEN3_HOOKS, attention="model.layers.{n}.self_attn"),
+    "llama": ModuleMap(_LLAMA_HOOKS),
+    "qwen3": ModuleMap(_QWEN3_HOOKS),
 }

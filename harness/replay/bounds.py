@@ -10,6 +10,7 @@ The constants in front are set by measurement, so that one limit in units serves
 ``docs/rounding.md``.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,27 +32,31 @@ class Operand:
         incoming: Bound in units of ``u`` that it carries, None for what the candidate handed over.
     """
 
-    __slots__ = ("_magnitude", "_square", "incoming", "value")
+    __slots__ = ("_lock", "_magnitude", "_square", "incoming", "value")
 
     def __init__(self, value: Array, incoming: Array | None = None) -> None:
         self.value = value
         self.incoming = incoming
         self._magnitude: Array | None = None
         self._square: Array | None = None
+        self._lock = threading.RLock()  # lanes that run side by side share parameters
 
     @property
     def magnitude(self) -> Array:
         """Absolute value in float32, which is exact enough for a bound."""
-        if self._magnitude is None:
-            self._magnitude = np.abs(self.value.astype(np.float32))
-        return self._magnitude
+        with self._lock:
+            if self._magnitude is None:
+                self._magnitude = self.value.astype(np.float32)
+                np.abs(self._magnitude, out=self._magnitude)
+            return self._magnitude
 
     @property
     def square(self) -> Array:
         """Square in float32."""
-        if self._square is None:
-            self._square = self.magnitude * self.magnitude
-        return self._square
+        with self._lock:
+            if self._square is None:
+                self._square = self.magnitude * self.magnitude
+            return self._square
 
     @property
     def slack(self) -> Array | float:
@@ -120,8 +125,12 @@ def _summation(output: Operand, squares: Array, terms: Array | int) -> Array:
     without the factor n, is too small where one product outweighs the rest, as in the
     residual streams of real models, and no larger elsewhere.
     """
-    bound: Array = output.magnitude + np.sqrt(terms * (squares / 6 + output.square / 3))
-    return bound
+    walk: Array = output.square * np.float32(1 / 3)
+    walk += squares * np.float32(1 / 6)
+    walk *= np.asarray(terms, dtype=np.float32)
+    np.sqrt(walk, out=walk)
+    walk += output.magnitude
+    return walk
 
 
 def _linear_bound(call: Call, op: Callable[..., Array], **constants: Any) -> Array:
@@ -198,15 +207,18 @@ def _scores(call: Call) -> Array:
 def _masked_softmax(call: Call) -> Array:
     scores, probs = call.input(0), call.output.magnitude
     seen = call.input(1).value[:, None]
-    masked = np.where(seen, scores.value, -np.inf)
-    depth = np.max(masked, axis=-1, keepdims=True) - masked
-    depth = np.where(seen, depth, 0.0).astype(np.float32)
-    shift = call.precision.float32_ratio * depth + np.where(seen, scores.slack, 0.0)
+    narrow = scores.value.astype(np.float32)
+    lowest = np.float32(-np.inf)
+    depth = np.max(narrow, axis=-1, keepdims=True, where=seen, initial=lowest) - narrow
+    shift = call.precision.float32_ratio * depth
+    if scores.incoming is not None:
+        shift += scores.incoming
+    shift *= seen
     mean_shift = np.sum(probs * shift, axis=-1, keepdims=True)
-    total = 1 + _positive_sum(probs.shape[-1])
-    floor = call.precision.underflow / call.precision.unit_roundoff
-    bound: Array = probs * (total + shift + mean_shift) + np.where(seen, floor, 0.0)
-    return bound.astype(np.float32)
+    shift += mean_shift + (1 + _positive_sum(probs.shape[-1]))
+    bound: Array = probs * shift
+    bound += seen * (call.precision.underflow / call.precision.unit_roundoff)
+    return bound
 
 
 def _context(call: Call) -> Array:
