@@ -114,7 +114,7 @@ def _multiply(call: Call) -> Array:
     return call.output.magnitude + x.slack * y.magnitude + y.slack * x.magnitude
 
 
-def _summation(output: Operand, squares: Array, terms: Array | int) -> Array:
+def _summation(call: Call, squares: Array, terms: Array | int) -> Array:
     """Rounding of a sum of ``terms`` products whose squares sum to ``squares``.
 
     Each addition rounds the partial sum ``s_k``, and the roundings add up like a random walk, to
@@ -123,12 +123,15 @@ def _summation(output: Operand, squares: Array, terms: Array | int) -> Array:
     bridge, ``k/n (1 - k/n) squares``, to ``(k/n)**2 output**2``: summed over k that is
     ``n (squares / 6 + output**2 / 3)``. The product of absolute values, which is the worst case
     without the factor n, is too small where one product outweighs the rest, as in the
-    residual streams of real models, and no larger elsewhere.
+    residual streams of real models, and no larger elsewhere. Narrow dtypes are summed in float32
+    and rounded once.
     """
+    output = call.output
     walk: Array = output.square * np.float32(1 / 3)
     walk += squares * np.float32(1 / 6)
     walk *= np.asarray(terms, dtype=np.float32)
     np.sqrt(walk, out=walk)
+    walk *= np.float32(call.precision.float32_ratio)
     walk += output.magnitude
     return walk
 
@@ -136,7 +139,7 @@ def _summation(output: Operand, squares: Array, terms: Array | int) -> Array:
 def _linear_bound(call: Call, op: Callable[..., Array], **constants: Any) -> Array:
     x, weight = call.input(0), call.input(1)
     squares = op(x.square, weight.square, **constants)
-    bound = _summation(call.output, squares, weight.value.shape[1])
+    bound = _summation(call, squares, weight.value.shape[1])
     if x.incoming is not None:
         bound = bound + op(x.incoming, weight.magnitude, **constants)
     bias = call.inputs[2] if len(call.inputs) > 2 else None
@@ -159,18 +162,18 @@ def _linear_merged(call: Call) -> Array:
     return _linear_bound(call, ops.linear_merged)
 
 
-def _positive_sum(terms: int) -> float:
+def _positive_sum(call: Call, terms: int) -> float:
     """Relative rounding of a mean of positive terms, on the scale of the final result.
 
     A random walk over partial sums that grow evenly gives ``sqrt(n / 3)``; libraries keep at least
     16 partial sums apart, which divides it by 4, and half of it goes through a square root.
     """
-    return float(np.sqrt(terms)) / 16
+    return call.precision.float32_ratio * float(np.sqrt(terms)) / 16
 
 
 def _rms_norm(call: Call) -> Array:
     x, weight = call.input(0), call.input(1).magnitude
-    own: Array = call.output.magnitude * (1 + _positive_sum(x.value.shape[-1]))
+    own: Array = call.output.magnitude * (1 + _positive_sum(call, x.value.shape[-1]))
     if x.incoming is None:
         return own
     square = np.mean(x.magnitude**2, axis=-1, keepdims=True) + call.constants["eps"]
@@ -196,7 +199,7 @@ def _rope(call: Call) -> Array:
 def _scores(call: Call) -> Array:
     q, k, scale = call.input(0), call.input(1), abs(call.constants["scale"])
     squares = ops.scores(q.square, k.square, scale=scale**2)
-    bound = _summation(call.output, squares, q.value.shape[-1])
+    bound = _summation(call, squares, q.value.shape[-1])
     if q.incoming is not None:
         bound = bound + ops.scores(q.incoming, k.magnitude, scale=scale)
     if k.incoming is not None:
@@ -215,7 +218,7 @@ def _masked_softmax(call: Call) -> Array:
         shift += scores.incoming
     shift *= seen
     mean_shift = np.sum(probs * shift, axis=-1, keepdims=True)
-    shift += mean_shift + (1 + _positive_sum(probs.shape[-1]))
+    shift += mean_shift + (1 + _positive_sum(call, probs.shape[-1]))
     bound: Array = probs * shift
     bound += seen * (call.precision.underflow / call.precision.unit_roundoff)
     return bound
@@ -224,7 +227,7 @@ def _masked_softmax(call: Call) -> Array:
 def _context(call: Call) -> Array:
     probs, values = call.input(0), call.input(1)
     terms = np.count_nonzero(probs.value, axis=-1, keepdims=True)
-    bound = _summation(call.output, ops.context(probs.square, values.square), terms)
+    bound = _summation(call, ops.context(probs.square, values.square), terms)
     if probs.incoming is not None:
         bound = bound + ops.context(probs.incoming, values.magnitude)
     if values.incoming is not None:

