@@ -48,7 +48,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 wheel: $(WEIGHTS)
-	rm -rf build/dist && $(BIN)/python -m build --wheel --outdir build/dist .
+	rm -rf build/dist && $(BIN)/python -m build --no-isolation --wheel --outdir build/dist .
 	$(BIN)/python tests/try_wheel.py build/dist
 
 clean:
