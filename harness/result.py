@@ -6,7 +6,6 @@ can be rendered again.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 FORMAT = "logits-parity/result"
 VERSION = 1
@@ -246,7 +245,15 @@ class CandidateVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """Everything that is known of one prompt."""
+    """Everything that is known of one prompt.
+
+    Attributes:
+        token_ids: [B][T] of the prompt.
+        tokens: The same as text, with the tokens of the decoding steps behind them.
+        chunks: Number of new tokens of each forward pass: the prompt, then decoding steps.
+        pairs: Candidates against each other, tap by tap.
+        logits: Every pair of engines on the prompt's logits, the float64 reference among them.
+    """
 
     name: str
     text: str
@@ -344,10 +351,13 @@ EXIT_CODES = {
 
 
 def to_json(result: RunResult) -> bytes:
-    """Encode a result as indented JSON; the inverse of :func:`from_json`."""
+    """Encode a result as JSON; the inverse of :func:`from_json`.
+
+    All floats of a result are finite: what is not is a status of its own.
+    """
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(result), indent=1)
+    return msgspec.json.encode(result)
 
 
 def from_json(data: bytes, *, where: str = "result") -> RunResult:
@@ -383,7 +393,3 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
             where, expected="a valid result", found=str(error), advice=advice
         ) from None
 
-
-def read_result(path: Path) -> RunResult:
-    """Read a result document from a file."""
-    return from_json(path.read_bytes(), where=str(path))

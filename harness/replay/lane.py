@@ -138,8 +138,10 @@ def _take(
         return None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}"
     if found.dtype != bool:
         found = np.ascontiguousarray(found, dtype=np.float64)
-    if worst_nonfinite(found) is not None and np.isfinite(truth).all():
+    if worst_nonfinite(found) is not None:
         return None, TapStatus.NOT_FINITE, _describe_nonfinite(tap, place, truth, found)
+    if worst_nonfinite(truth) is not None:
+        return None, TapStatus.NOT_FINITE, "the float64 reference itself is not finite there"
     return found, TapStatus.COMPARED, ""
 
 
