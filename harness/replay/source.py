@@ -39,7 +39,8 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         chunks: Token ids [B, T] of each forward pass, one after another on one cache.
 
     Raises:
-        Exception: Whatever the engine raised, from :meth:`take`.
+        Exception: Whatever the engine raised, from :meth:`take` or, if nobody takes a tap any
+            more, when the source is closed.
     """
 
     def __init__(self, engine: Engine, chunks: Sequence[TokenIds]) -> None:
@@ -50,6 +51,7 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         self._chunk = 0
         self._ended: set[int] = set()
         self._failure: BaseException | None = None
+        self._broken = False
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"parity {engine.name}", daemon=True)
 
@@ -69,9 +71,13 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         while self._thread.is_alive():
             self._drain()
             self._thread.join(timeout=0.01)
+        if self._failure is not None and not self._broken and error is None:
+            raise self._failure
 
     def take(self, chunk: int, tap: str) -> Array | None:
         """Hand over a tap and forget it; None if this chunk has no such tap."""
+        if not 0 <= chunk < len(self._chunks):
+            raise IndexError(f"chunk {chunk} of {len(self._chunks)}")
         if chunk != self._chunk:
             self._arrived.clear()
             self._chunk = chunk
@@ -80,8 +86,11 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         return self._arrived.pop(tap, None)
 
     def _receive(self) -> None:
+        if self._broken and self._failure is not None:
+            raise self._failure
         chunk, tap, array = self._queue.get()
         if self._failure is not None and tap == _FAILED:
+            self._broken = True
             raise self._failure
         if array is None:
             self._ended.add(chunk)
