@@ -7,7 +7,7 @@
 TOLERANCE = 1e-4
 
 #: An op whose own error exceeds this many rounding units does not replay.
-UNIT_LIMIT = 16.0
+UNIT_LIMIT = 8.0
 
 #: A candidate that gives no op to replay may differ from float64 by this many times what the
 #: float32 reference differs from it: both are single draws of the same accumulated rounding.

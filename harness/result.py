@@ -392,4 +392,3 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
         raise UsageError(
             where, expected="a valid result", found=str(error), advice=advice
         ) from None
-

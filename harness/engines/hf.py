@@ -63,11 +63,6 @@ class HFEngine:
                 advice="add its modules to harness/engines/hf_modules.py",
             )
         self._map = MODULE_MAPS[config.model_type]
-        self._taps = ModuleTaps(model, self._map)
-        self.unavailable = dict(self._taps.absent)
-        if self._attention != "eager":
-            self.unavailable |= dict.fromkeys(("attn.scores", "attn.probs"), _FUSED)
-            self.unavailable["attn.mask"] = "a fused attention kernel may take none"
 
     @classmethod
     def load(
@@ -110,6 +105,15 @@ class HFEngine:
         return cls(model, name=name, threads=threads)
 
     @property
+    def unavailable(self) -> dict[str, str]:
+        """Kinds of taps that the model, as it is now, cannot give, each with the reason."""
+        absent = dict(ModuleTaps(self.model, self._map).absent)
+        if self._attention != "eager":
+            absent |= dict.fromkeys(("attn.scores", "attn.probs"), _FUSED)
+            absent["attn.mask"] = "a fused attention kernel may take none"
+        return absent
+
+    @property
     def parameters(self) -> dict[str, Array]:
         """The model's parameters, not copied where they lie in main memory."""
         named = self.model.named_parameters()
@@ -129,14 +133,16 @@ class HFEngine:
     @contextmanager
     def open(self, *, cache: bool) -> Iterator["HFSession"]:
         """Begin a new sequence; the model is tapped until it is closed, then as before."""
-        attention = AttentionTap(self._taps.attention_layers)
+        # Modules are looked up now, not when the engine was made: a caller may have replaced some.
+        taps = ModuleTaps(self.model, self._map)
+        attention = AttentionTap(taps.attention_layers)
         with ExitStack() as stack:
             stack.enter_context(_threads(self._threads))
             stack.enter_context(_evaluating(self.model))
             stack.enter_context(_rotary_state(self.model))
-            stack.enter_context(self._taps.installed())
+            stack.enter_context(taps.installed())
             stack.enter_context(attention.installed())
-            yield HFSession(self.model, self._taps, attention, cache=cache)
+            yield HFSession(self.model, taps, attention, cache=cache)
 
 
 class HFSession:

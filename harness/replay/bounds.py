@@ -121,7 +121,8 @@ def _summation(call: Call, squares: Array, terms: Array | int) -> Array:
     about ``u * sqrt(sum(s_k**2))`` (Higham and Mary 2019, A New Approach to Probabilistic Rounding
     Error Analysis). For terms in random order the expected square of ``s_k`` runs from that of a
     bridge, ``k/n (1 - k/n) squares``, to ``(k/n)**2 output**2``: summed over k that is
-    ``n (squares / 6 + output**2 / 3)``. The product of absolute values, which is the worst case
+    ``n (squares / 6 + output**2 / 3)``. A rounding has a standard deviation of about 0.4 u, so
+    twice the walk is about five of them. The product of absolute values, which is the worst case
     without the factor n, is too small where one product outweighs the rest, as in the
     residual streams of real models, and no larger elsewhere. Narrow dtypes are summed in float32
     and rounded once.
@@ -131,7 +132,7 @@ def _summation(call: Call, squares: Array, terms: Array | int) -> Array:
     walk += squares * np.float32(1 / 6)
     walk *= np.asarray(terms, dtype=np.float32)
     np.sqrt(walk, out=walk)
-    walk *= np.float32(call.precision.float32_ratio)
+    walk *= np.float32(2 * call.precision.float32_ratio)
     walk += output.magnitude
     return walk
 
@@ -166,9 +167,9 @@ def _positive_sum(call: Call, terms: int) -> float:
     """Relative rounding of a mean of positive terms, on the scale of the final result.
 
     A random walk over partial sums that grow evenly gives ``sqrt(n / 3)``; libraries keep at least
-    16 partial sums apart, which divides it by 4, and half of it goes through a square root.
+    16 partial sums apart, which divides it by 4.
     """
-    return call.precision.float32_ratio * float(np.sqrt(terms)) / 16
+    return call.precision.float32_ratio * float(np.sqrt(terms)) / 8
 
 
 def _rms_norm(call: Call) -> Array:
@@ -218,7 +219,8 @@ def _masked_softmax(call: Call) -> Array:
         shift += scores.incoming
     shift *= seen
     mean_shift = np.sum(probs * shift, axis=-1, keepdims=True)
-    shift += mean_shift + (1 + _positive_sum(call, probs.shape[-1]))
+    total = call.precision.float32_ratio + _positive_sum(call, probs.shape[-1])
+    shift += mean_shift + (1 + total)
     bound: Array = probs * shift
     bound += seen * (call.precision.underflow / call.precision.unit_roundoff)
     return bound
@@ -242,7 +244,8 @@ def _visible(call: Call) -> Array:
 
 def _silu(call: Call) -> Array:
     """Exponential, sum, division and product; the slope of SiLU is at most 1.1."""
-    return 2 * call.output.magnitude + 1.1 * call.input(0).slack
+    own: Array = (1 + call.precision.float32_ratio) * call.output.magnitude
+    return own + 1.1 * call.input(0).slack
 
 
 BOUNDS: dict[Callable[..., Any], Bound] = {
