@@ -80,5 +80,5 @@ def _hash_content(config: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[A
         digest.update(json.dumps([name, array.dtype.name, list(array.shape)]).encode() + b"\n")
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for start in range(0, data.size, _CHUNK_BYTES):
-            digest.update(data[start : start + _CHUNK_BYTES])
+            digest.update(data[start : start + _CHUNK_BYTES].data)
     return digest.hexdigest()

@@ -69,7 +69,7 @@ def load_checkpoint(
 
 
 def default_cache_dir() -> Path:
-    """`$LOGITS_PARITY_CACHE`, else `$XDG_CACHE_HOME/logits-parity`, else `~/.cache/logits-parity`."""
+    """`$LOGITS_PARITY_CACHE`, else `$XDG_CACHE_HOME/logits-parity`, else `~/.cache/...`."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).expanduser()

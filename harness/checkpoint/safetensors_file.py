@@ -144,7 +144,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "BF16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(_NUMPY_NAMES[name])
 
 

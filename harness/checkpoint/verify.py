@@ -19,14 +19,14 @@ Shape = tuple[int, ...]
 def check_tensors(
     checkpoint: Checkpoint, expected: Mapping[str, Shape], *, derived: Collection[str] = ()
 ) -> None:
-    """Require exactly the tensors that the model reads, each in its shape.
+    r"""Require exactly the tensors that the model reads, each in its shape.
 
     Args:
         checkpoint: What was loaded.
         expected: Tensor name to shape, for every tensor that the model reads.
         derived: Regular expressions, matched against the whole name, of tensors that files may
             carry but that hold no information of their own, such as
-            `model\\.layers\\.\\d+\\.self_attn\\.rotary_emb\\.inv_freq`.
+            `model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq`.
 
     Raises:
         CheckpointError: One error with all missing, unexpected and misshapen tensors.

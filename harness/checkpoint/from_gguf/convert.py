@@ -117,8 +117,8 @@ def _read_token_ids(file: GgufFile, vocab_size: int) -> dict[str, Any]:
     ids = {name: file.metadata.get(key) for name, key in _TOKEN_IDS}
     wrong = {
         key: file.metadata[key]
-        for name, key in _TOKEN_IDS
-        if ids[name] is not None and not (type(ids[name]) is int and 0 <= ids[name] < vocab_size)
+        for (_, key), value in zip(_TOKEN_IDS, ids.values(), strict=True)
+        if value is not None and not (type(value) is int and 0 <= value < vocab_size)
     }
     if wrong:
         raise CheckpointError(
