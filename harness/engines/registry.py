@@ -44,7 +44,8 @@ def parse_name(text: str, *, dtype: str) -> EngineName:
     """
     body, at, own_dtype = text.partition("@")
     kind, colon, attention = body.partition(":")
-    if kind not in KINDS or (kind == "hf") != bool(attention) or (at and not own_dtype):
+    attended = bool(attention) if kind == "hf" else not colon
+    if kind not in KINDS or not attended or (at and not own_dtype):
         near = difflib.get_close_matches(text, ["hf:eager", "hf:sdpa", "reference"], n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(
@@ -53,7 +54,6 @@ def parse_name(text: str, *, dtype: str) -> EngineName:
             found=repr(text),
             advice=f"{hint}for example hf:eager, hf:sdpa or reference",
         )
-    del colon
     return EngineName(text, kind, attention, own_dtype or dtype)
 
 
