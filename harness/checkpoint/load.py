@@ -69,7 +69,10 @@ def load_checkpoint(
 
 
 def default_cache_dir() -> Path:
-    """`$LOGITS_PARITY_CACHE`, else `$XDG_CACHE_HOME/logits-parity`, else `~/.cache/...`."""
+    """Where converted GGUF files are kept unless the caller names another directory.
+
+    `$LOGITS_PARITY_CACHE`, else `$XDG_CACHE_HOME/logits-parity`, else `~/.cache/logits-parity`.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).expanduser()

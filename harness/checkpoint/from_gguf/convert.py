@@ -115,16 +115,16 @@ def _make(file: GgufFile, source: str, target: Target, sizes: Sizes) -> Array:
 def _read_token_ids(file: GgufFile, vocab_size: int) -> dict[str, Any]:
     """Null where the file names none, because transformers would fill in defaults of its own."""
     ids = {name: file.metadata.get(key) for name, key in _TOKEN_IDS}
-    wrong = {
-        key: file.metadata[key]
-        for (_, key), value in zip(_TOKEN_IDS, ids.values(), strict=True)
-        if value is not None and not (type(value) is int and 0 <= value < vocab_size)
-    }
+    wrong = [
+        f"{key} = {ids[name]!r}"
+        for name, key in _TOKEN_IDS
+        if not (ids[name] is None or ids[name] in range(vocab_size))
+    ]
     if wrong:
         raise CheckpointError(
             str(file.path),
             expected=f"token ids below the vocabulary size {vocab_size}",
-            found=", ".join(f"{key} = {value!r}" for key, value in wrong.items()),
+            found=", ".join(wrong),
             advice="the metadata is damaged; fetch or convert the file again",
         )
     return ids

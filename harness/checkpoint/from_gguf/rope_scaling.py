@@ -39,9 +39,8 @@ def read_rope_scaling(source: Source, *, theta: float, head_dim: int) -> dict[st
             _refuse(source, f"{_TENSOR} or rope.scaling.type", f"both, the latter {kind!r}")
         return _read_divisors(source, theta=theta, head_dim=head_dim)
     if kind == "none":
-        loose = sorted(
-            k for k in source.facts if k.startswith("rope.scaling.") and k[13:] != "type"
-        )
+        parameters = (key for key in source.facts if key.startswith("rope.scaling."))
+        loose = sorted(key for key in parameters if key != "rope.scaling.type")
         if loose:
             _refuse(source, "rope.scaling.type beside its parameters", ", ".join(loose))
         return None

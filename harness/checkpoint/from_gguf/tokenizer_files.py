@@ -89,7 +89,7 @@ def _read_special(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, s
         token_id = metadata.get(key)
         if token_id is None:
             continue
-        if not 0 <= token_id < len(tokens):
+        if token_id not in range(len(tokens)):
             raise TokenizerProblem(f"{key} is {token_id}, but there are {len(tokens)} tokens")
         special[name] = tokens[token_id]
     return special
@@ -114,13 +114,15 @@ def _build(
     except Exception as error:
         raise TokenizerProblem(f"its vocabulary and merges do not fit: {error}") from error
     tokenizer = Tokenizer(model)
+    # They are in the vocabulary already and so keep their ids; this makes them indivisible.
     types = metadata.get("tokenizer.ggml.token_type", [])
-    for token, kind in zip(tokens, types, strict=False):
-        if kind in (_CONTROL, _USER_DEFINED):
-            added = AddedToken(token, special=kind == _CONTROL, normalized=False)
-            tokenizer.add_special_tokens([added]) if kind == _CONTROL else tokenizer.add_tokens(
-                [added]
-            )
+    kinds = list(zip(tokens, types, strict=False))
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t, kind in kinds if kind == _CONTROL]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(t, normalized=False) for t, kind in kinds if kind == _USER_DEFINED]
+    )
     if pretokenizer.normalizer is not None:
         tokenizer.normalizer = pretokenizer.normalizer()
     tokenizer.pre_tokenizer = pretokenizer.build()
@@ -146,17 +148,12 @@ def _make_post_processor(
             around[side] = special[f"{side}_token"]
     if not around:
         return byte_level
-    before, after = ([around[side]] if side in around else [] for side in ("bos", "eos"))
+    single = [around["bos"]] if "bos" in around else []
+    single += ["$A", around["eos"]] if "eos" in around else ["$A"]
+    second = [f"{'$B' if piece == '$A' else piece}:1" for piece in single]
     template = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[
-            *before,
-            "$A",
-            *after,
-            *(f"{t}:1" for t in before),
-            "$B:1",
-            *(f"{t}:1" for t in after),
-        ],
+        single=single,
+        pair=[*single, *second],
         special_tokens=[(token, vocab[token]) for token in sorted(set(around.values()))],
     )
     return processors.Sequence([byte_level, template])
