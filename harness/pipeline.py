@@ -302,6 +302,6 @@ def _decode(subject: Subject, token_ids: NDArray[np.int64]) -> str:
 
 
 def _default_threads() -> int:
-    import torch
+    from .engines.hf import default_threads
 
-    return torch.get_num_threads()
+    return default_threads()

@@ -6,6 +6,7 @@ The rule, in the order in which it is applied to one candidate:
   it holds other parameters for it than the checkpoint, whatever the logits say. The first such op
   in data-flow order is the culprit.
 - **not finite**: the same for a NaN or infinity where the reference is finite.
+  A tap of another shape before that op is named instead, as the first place where the two part.
 - **not comparable**: a tap is missing undeclared, has another shape, or nothing was compared.
 - **rounding**: all ops replay, yet some value is further than the tolerance from the reference.
 - **pass**: all ops replay and every value is within the tolerance.
@@ -114,11 +115,13 @@ def _decide(
     judged: Comparison | None,
     floor: float | None,
 ) -> _Decision:
-    for name, c in own:
-        if c.status is TapStatus.NOT_FINITE:
-            return Verdict.NOT_FINITE, f"{c.tap}: {c.note}", (name, c)
-        if _fails(c) and (replayed or not _is_logits(c)):
-            return Verdict.FAIL, _describe_failure(c), (name, c)
+    broken = [(name, c) for name, c in own if _breaks(c) and (replayed or not _is_logits(c))]
+    if broken:
+        # A wrong shape before the first op that fails is where the two part.
+        name, c = next((n, c) for n, c in own if c is broken[0][1] or _is_misshapen(c))
+        kind = broken[0][1].status
+        verdict = Verdict.NOT_FINITE if kind is TapStatus.NOT_FINITE else Verdict.FAIL
+        return verdict, _describe(c), (name, c)
     for name, c in own:
         if c.status in _NOT_COMPARABLE:
             return Verdict.NOT_COMPARABLE, f"{c.tap}: {c.note}", (name, c)
@@ -144,6 +147,14 @@ def _decide(
     )
 
 
+def _breaks(comparison: Comparison) -> bool:
+    return _fails(comparison) or comparison.status is TapStatus.NOT_FINITE
+
+
+def _is_misshapen(comparison: Comparison) -> bool:
+    return comparison.status is TapStatus.MISSHAPEN
+
+
 def _is_logits(comparison: Comparison) -> bool:
     return comparison.tap == "logits"
 
@@ -165,7 +176,9 @@ def _decide_without_replay(own: Sequence[tuple[str, Comparison]], floor: float |
     return Verdict.FAIL, f"{weak}; {c.tap} differs by {size:.2g}, {known}", (name, c)
 
 
-def _describe_failure(comparison: Comparison) -> str:
+def _describe(comparison: Comparison) -> str:
+    if not _fails(comparison):
+        return f"{comparison.tap}: {comparison.note}"
     local = comparison.local
     units = local.units if local is not None else float("nan")
     chunk = "" if comparison.chunk == 0 else f" in decoding step {comparison.chunk}"

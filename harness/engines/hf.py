@@ -191,6 +191,11 @@ class HFSession:
         self._attention.emit = send
 
 
+def default_threads() -> int:
+    """Number of threads that torch uses when nobody sets another."""
+    return torch.get_num_threads()
+
+
 def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> Array:
     """A tensor as NumPy has it, bfloat16 included."""
     tensor = tensor.detach().to("cpu", copy=copy)
