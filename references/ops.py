@@ -4,13 +4,14 @@ Written against the array API standard, so that the same source runs on NumPy an
 knows of a tap, a model or a config. Shapes use one alphabet: B batch, T query positions, S key
 positions, H heads, K kv heads, D head dim, C model dim, F MLP dim, V vocabulary.
 
-Where the dtype is narrower than float32, norms, rotation and softmax are computed in float32 and
-rounded once, as the papers' authors do.
+Where the dtype is narrower than float32, norms, rotation, softmax and activations are computed in
+float32 and rounded once, as the papers' authors do; a norm is rounded before its weight is applied.
+Token ids, positions, frequencies and masks may be NumPy arrays, whatever the library of the rest.
 """
 
 import math
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from .step import Array
 
@@ -26,11 +27,16 @@ def _like(y: Array, x: Array) -> Array:
     return y if y.dtype == x.dtype else array_namespace(x).astype(y, x.dtype)
 
 
+def _beside(values: Array, x: Array) -> Array:
+    """``values`` in the library and on the device of ``x``."""
+    return array_namespace(x).asarray(values, device=device(x))
+
+
 def embedding(table: Array, token_ids: Array) -> Array:
     """Rows of the table: [V, C] and [B, T] integers to [B, T, C]."""
     xp = array_namespace(table)
     batch, length = token_ids.shape
-    rows = xp.take(table, xp.reshape(token_ids, (-1,)), axis=0)
+    rows = xp.take(table, xp.reshape(_beside(token_ids, table), (-1,)), axis=0)
     return xp.reshape(rows, (batch, length, table.shape[1]))
 
 
@@ -98,8 +104,8 @@ def rope(x: Array, *, positions: Array, frequencies: Array, attention_factor: fl
     """
     xp = array_namespace(x)
     wide = _wide(x)
-    times = xp.astype(xp.asarray(positions), wide.dtype)[:, None, :, None]
-    angles = times * xp.astype(xp.asarray(frequencies), wide.dtype)  # [B, 1, T, D/2]
+    times = xp.astype(_beside(positions, x), wide.dtype)[:, None, :, None]
+    angles = times * xp.astype(_beside(frequencies, x), wide.dtype)  # [B, 1, T, D/2]
     cos, sin = xp.cos(angles) * attention_factor, xp.sin(angles) * attention_factor
     half = x.shape[-1] // 2
     first, second = wide[..., :half], wide[..., half:]
@@ -162,8 +168,8 @@ def masked_softmax(scores: Array, visible: Array) -> Array:
     """Softmax over the visible keys: [B, H, T, S] and [B, T, S] to [B, H, T, S]."""
     xp = array_namespace(scores)
     wide = _wide(scores)
-    lowest = xp.asarray(-math.inf, dtype=wide.dtype)
-    wide = xp.where(visible[:, None], wide, lowest)
+    lowest = xp.asarray(-math.inf, dtype=wide.dtype, device=device(wide))
+    wide = xp.where(_beside(visible, scores)[:, None], wide, lowest)
     exponentials = xp.exp(wide - xp.max(wide, axis=-1, keepdims=True))
     return _like(exponentials / xp.sum(exponentials, axis=-1, keepdims=True), scores)
 
