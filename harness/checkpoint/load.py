@@ -101,7 +101,15 @@ def _load_file(path: Path, *, origin: str, cache_dir: Path | None) -> Checkpoint
         from .from_gguf import convert_gguf
 
         directory = convert_gguf(path, cache_dir=cache_dir or default_cache_dir())
-        return read_directory(directory, origin=origin)
+        try:
+            return read_directory(directory, origin=origin)
+        except CheckpointError as error:
+            raise CheckpointError(
+                error.where,
+                expected=error.expected,
+                found=error.found,
+                advice=f"delete {directory}; the GGUF file is then converted anew",
+            ) from error
     if path.suffix == ".safetensors":
         advice = "weights need their config; name the directory that holds both"
     else:
