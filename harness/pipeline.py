@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from .case import Case, Prompt, resolve_model
 from .checkpoint import decode, encode, token_texts
@@ -213,6 +214,9 @@ def _walk(
         ]
         layers = subject.model.config.layers
         workers = min(1 + len(candidates), case.threads or os.cpu_count() or 1)
+        # Lanes run side by side, so each multiplies on one thread: more would only spin.
+        blas = ThreadpoolController().select(internal_api="openblas")
+        stack.enter_context(blas.limit(limits=1))
         step = Lockstep(
             candidates,
             dtype=case.dtype,
