@@ -11,6 +11,9 @@ from .locate import locate
 #: The element types that candidates may run in.
 DTYPES = ("float32", "bfloat16", "float16")
 
+#: Candidates of a case that names none. In half precision the reference takes part in float64 only.
+DEFAULT_ENGINES = ("hf:eager", "hf:sdpa", "reference")
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -103,7 +106,7 @@ class Case:
     name: str
     model: str
     prompts: tuple[Prompt, ...]
-    engines: tuple[str, ...] = ("hf:eager", "hf:sdpa", "reference")
+    engines: tuple[str, ...] = DEFAULT_ENGINES
     dtype: str = "float32"
     threads: int | None = None
     seed: int | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from .case import Case, Prompt, resolve_model
+from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
 from .checkpoint import decode, encode, token_texts
 from .contract import TOLERANCE, UNIT_LIMIT
 from .engines.protocol import Engine, TokenIds
@@ -50,7 +50,7 @@ def run_case(case: Case, *, progress: Progress | None = None, command: str = "")
         ParityError: Unusable input, an engine that cannot be loaded.
     """
     watch, show = Stopwatch(), progress or _silent
-    names = [parse_name(text, dtype=case.dtype) for text in case.engines]
+    names = [parse_name(text, dtype=case.dtype) for text in _engine_names(case)]
     show("load model", 0, 1 + len(names))
     subject = load_subject(resolve_model(case))
     prompts = [_tokens(subject, prompt) for prompt in case.prompts]
@@ -110,6 +110,13 @@ def compare(
         tolerance=TOLERANCE,
         unit_limit=UNIT_LIMIT,
     )
+
+
+def _engine_names(case: Case) -> tuple[str, ...]:
+    """The case's engines; the default ones without the reference where that cannot compute."""
+    if case.engines == DEFAULT_ENGINES and case.dtype != "float32":
+        return tuple(name for name in DEFAULT_ENGINES if name != "reference")
+    return case.engines
 
 
 def _tokens(subject: Subject, prompt: Prompt) -> TokenIds:
