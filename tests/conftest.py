@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import pytest
 
 from harness.result import (
@@ -33,12 +32,6 @@ from harness.taps import AXES_OF_TAP
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint
-
-# The same examples at every run; `pytest --hypothesis-profile=default` draws new ones.
-hypothesis.settings.register_profile(
-    "fixed", derandomize=True, deadline=None, database=None, print_blob=True
-)
-hypothesis.settings.load_profile("fixed")
 
 SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "V": 49152}
 OUTER = ("embed", "final_norm", "logits")
