@@ -103,6 +103,15 @@ def test_rebuilt_tokenizer_gives_the_same_ids(
     assert decode(checkpoint, ids) == (normalizers.NFC().normalize_str(TEXT))
 
 
+@pytest.mark.parametrize(("pre", "composes"), [("qwen2", True), ("gpt-2", False)])
+def test_only_qwen2_composes_accents(
+    tmp_path: Path, known: Callable[[str], Known], pre: str, *, composes: bool
+) -> None:
+    checkpoint = rebuild(known(pre).metadata, tmp_path)
+    apart, together = "cafe\N{COMBINING ACUTE ACCENT}", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    assert (encode(checkpoint, apart) == encode(checkpoint, together)) is composes
+
+
 # Cut by hand, from the published patterns.
 PIECES = {
     "gpt-2": ["a", " 1234", "'ll", " '", "LL", "  ", " b", "\n", "\n", "c"],
