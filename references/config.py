@@ -76,6 +76,11 @@ class ConfigReader:
         self._read.add(key)
         return self._raw.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and null, where that is not the same as its absence."""
+        self._read.add(key)
+        return key in self._raw and self._raw[key] is None
+
     def get(self, key: str, default: Any = None) -> Any:
         """A value as written; ``default`` where the key is absent or null."""
         self._read.add(key)
@@ -106,7 +111,7 @@ class ConfigReader:
     def choice(self, key: str, known: Collection[Any], default: Any = _MISSING) -> Any:
         """One of the values that the family implements."""
         value = self._required(key, "a value") if default is _MISSING else self.get(key, default)
-        if value not in known:
+        if value not in list(known):  # a list, as the value may be unhashable
             expected = " or ".join(repr(x) for x in sorted(known, key=str))
             raise self._unusable(key, expected, value)
         return value

@@ -130,16 +130,18 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     )
 
 
-def _yarn_attention_factor(factor: float, given: Mapping[str, Any]) -> float:
+def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
     """``0.1 m ln(factor) + 1`` (YaRN, equation 22), or the ratio of two such terms."""
+    factor: float = scaling["factor"]
+    given: float | None = scaling["attention_factor"]
 
     def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
 
-    if given.get("attention_factor") is not None:
-        return positive("rope attention_factor", given["attention_factor"])
-    if given.get("mscale") and given.get("mscale_all_dim"):
-        return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+    if given is not None:
+        return given
+    if scaling["mscale"] is not None and scaling["mscale_all_dim"] is not None:
+        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
     return magnitude(1.0)
 
 
@@ -200,36 +202,57 @@ def read_rope(config: ConfigReader, *, dim: int, default_theta: float = 10000.0)
     Raises:
         ConfigError: A scaling type or parameter that is unknown, absent or contradictory.
     """
-    new, old = config.get("rope_parameters"), config.get("rope_scaling")
-    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
-        if value is not None and not isinstance(value, Mapping):
-            raise unusable(key, "an object with rope_type", value)
-    given = dict(new or old or {})
+    if dim % 2:
+        raise unusable("head_dim", "an even number, as pairs of elements are rotated", dim)
+    new, old = _spelling(config, "rope_parameters"), _spelling(config, "rope_scaling")
     max_positions = config.integer("max_position_embeddings")
     if new and old and _scaling_of(new) != _scaling_of(old):
         raise _contradiction("rope_parameters", _scaling_of(new), "rope_scaling", _scaling_of(old))
-    flat, nested = config.get("rope_theta"), given.get("rope_theta")
-    if flat is not None and nested is not None and flat != nested:
-        raise _contradiction("rope_theta", flat, "rope_parameters.rope_theta", nested)
-    theta = positive(
-        "rope_theta", next((x for x in (nested, flat) if x is not None), default_theta)
+    theta = _agreed(
+        ("rope_theta", config.get("rope_theta")),
+        ("rope_parameters.rope_theta", new.get("rope_theta")),
+        ("rope_scaling.rope_theta", old.get("rope_theta")),
     )
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise unusable(
-            "rope_parameters.partial_rotary_factor", "1.0", given["partial_rotary_factor"]
-        )
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in SCALINGS:
+    given = old | new
+    kind = _kind_of(given)
+    if kind not in list(SCALINGS):
         raise unusable("rope_type", "one of " + ", ".join(SCALINGS), kind)
-    trained = config.get("original_max_position_embeddings")
+    name = "original_max_position_embeddings"
+    trained = _agreed((name, config.get(name)), (f"rope_parameters.{name}", given.get(name)))
     if trained is not None:
-        given["original_max_position_embeddings"] = trained
+        given[name] = trained
+    theta = positive("rope_theta", default_theta if theta is None else theta)
     return Rope(kind, theta, dim, max_positions, _read_scaling(kind, given, max_positions))
 
 
+def _spelling(config: ConfigReader, key: str) -> dict[str, Any]:
+    """What one spelling says, empty if it is not there."""
+    given = config.get(key, {})
+    if not isinstance(given, Mapping):
+        raise unusable(key, "an object with rope_type", given)
+    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise unusable(f"{key}.partial_rotary_factor", "1.0", given["partial_rotary_factor"])
+    if "type" in given and "rope_type" in given and given["type"] != given["rope_type"]:
+        raise _contradiction(f"{key}.type", given["type"], f"{key}.rope_type", given["rope_type"])
+    return dict(given)
+
+
+def _agreed(*spellings: tuple[str, Any]) -> Any:
+    """The value that all spellings that are there agree on, None if none is there."""
+    said = [(key, value) for key, value in spellings if value is not None]
+    for key, value in said[1:]:
+        if value != said[0][1]:
+            raise _contradiction(*said[0], key, value)
+    return said[0][1] if said else None
+
+
+def _kind_of(given: Mapping[str, Any]) -> Any:
+    return given.get("rope_type", given.get("type", "default"))
+
+
 def _scaling_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    kind = given.get("rope_type", given.get("type", "default"))
-    return {k: v for k, v in given.items() if k not in _COMMON} | {"rope_type": kind}
+    scaling = {k: v for k, v in given.items() if k not in _COMMON}
+    return scaling | {"rope_type": _kind_of(given)}
 
 
 def _contradiction(a: str, value_a: Any, b: str, value_b: Any) -> ConfigError:
@@ -258,14 +281,27 @@ def _read_scaling(kind: str, given: Mapping[str, Any], max_positions: int) -> di
         for name in scaling.required
     }
     for name, default in scaling.optional.items():
-        value = given.get(name)
-        values[name] = default if value is None else value
+        values[name] = _optional(name, given.get(name, default), default)
     if "original_max_position_embeddings" in values:
         trained = values["original_max_position_embeddings"] or max_positions
         values["original_max_position_embeddings"] = positive("rope trained length", trained)
     if kind == "yarn":
-        values["attention_factor"] = _yarn_attention_factor(values["factor"], given)
+        values["attention_factor"] = _yarn_attention_factor(values)
+    if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
+        low, high = values["low_freq_factor"], values["high_freq_factor"]
+        raise unusable("rope high_freq_factor", f"more than low_freq_factor, {low}", high)
     return values
+
+
+def _optional(name: str, value: Any, default: Any) -> Any:
+    """An optional parameter; null and, for YaRN's magnitudes, 0 mean that it is not given."""
+    if name == "truncate":
+        if not isinstance(value, bool):  # null too: transformers takes it for false
+            raise unusable("rope truncate", "true or false", value)
+        return value
+    if value is None or (name in ("mscale", "mscale_all_dim") and value == 0):
+        return default
+    return positive(f"rope {name}", value)
 
 
 def _absent(kind: str, name: str) -> float:

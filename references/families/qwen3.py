@@ -65,7 +65,9 @@ def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
     """
     read = ConfigReader(raw, defaults)
     heads, layers = read.integer("num_attention_heads"), read.integer("num_hidden_layers")
-    kv_heads = read.integer("num_key_value_heads", 32)
+    kv_heads = read.integer(
+        "num_key_value_heads", heads if read.is_null("num_key_value_heads") else 32
+    )
     if heads % kv_heads:
         raise unusable("num_key_value_heads", f"a divisor of the {heads} heads", kv_heads)
     head_dim = read.integer("head_dim", 128)
@@ -91,19 +93,23 @@ def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
 def _windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
     """Each layer's window: those from ``max_window_layers`` on slide, if any do."""
     sliding = read.flag("use_sliding_window", default=False)
+    sized = not read.is_null("sliding_window")
     size = read.integer("sliding_window", 4096)
     first = read.get("max_window_layers", 28)
-    if not isinstance(first, int) or first < 0:
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise unusable("max_window_layers", "a number of layers", first)
     implied = [
-        "sliding_attention" if sliding and n >= first else "full_attention" for n in range(layers)
+        "sliding_attention" if sliding and sized and n >= first else "full_attention"
+        for n in range(layers)
     ]
     kinds = read.get("layer_types", implied)
     known = {"sliding_attention", "full_attention"}
-    if len(kinds) != layers or set(kinds) - known:
+    if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - known:
         raise unusable("layer_types", f"{layers} of {' or '.join(sorted(known))}", kinds)
     if "sliding_attention" in kinds and not sliding:
         raise unusable("use_sliding_window", "true, as layer_types has sliding_attention", sliding)
+    if "sliding_attention" in kinds and not sized:
+        raise unusable("sliding_window", "a number, as layer_types has sliding_attention", None)
     return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
 
