@@ -167,8 +167,9 @@ def pair_difference(
 def worst_nonfinite(candidate: Array) -> int | None:
     """Flat index of the first NaN or infinity, None if there is none."""
     # A sum is finite only if all terms are: one fast pass for the usual case.
-    if np.isfinite(np.sum(candidate)):
-        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(np.sum(candidate)):
+            return None
     finite = np.isfinite(candidate)
     return None if finite.all() else int(np.argmin(finite))
 

@@ -40,7 +40,7 @@ def rotated(b: int, h: int, t: int, d: int) -> float:
     pair = d % (D // 2)
     angle = POSITIONS[b, t] * FREQUENCIES[pair]
     x, y = Q[b, h, t, pair], Q[b, h, t, pair + D // 2]
-    turned = complex(x, y) * complex(math.cos(angle), math.sin(angle)) * 1.3
+    turned: complex = complex(x, y) * complex(math.cos(angle), math.sin(angle)) * 1.3
     return float(turned.real if d < D // 2 else turned.imag)
 
 
@@ -51,7 +51,7 @@ def prob(b: int, h: int, t: int, s: int) -> float:
 
 
 def projected(b: int, h: int, t: int, d: int) -> float:
-    return sum(X[b, t, c] * W[h * D + d, c] for c in range(C)) + BIAS[h * D + d]
+    return float(sum(X[b, t, c] * W[h * D + d, c] for c in range(C)) + BIAS[h * D + d])
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = {

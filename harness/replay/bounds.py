@@ -243,8 +243,12 @@ def _visible(call: Call) -> Array:
 
 
 def _silu(call: Call) -> Array:
-    """Exponential, sum, division and product; the slope of SiLU is at most 1.1."""
+    """Exponential, sum, division and product; the slope of SiLU is at most 1.1.
+
+    The sigmoid of a very negative number may be flushed to zero before it meets its factor.
+    """
     own: Array = (1 + call.precision.float32_ratio) * call.output.magnitude
+    own += call.input(0).magnitude * (call.precision.underflow / call.precision.unit_roundoff)
     return own + 1.1 * call.input(0).slack
 
 

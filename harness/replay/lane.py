@@ -71,6 +71,7 @@ class Outcome:
     found: Array | None
 
 
+@np.errstate(all="ignore")  # what is not finite is a status of its own
 def examine(
     candidate: Candidate,
     place: Place,
@@ -94,7 +95,10 @@ def examine(
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
     found, status, note = _take(candidate, place, place.tap, truth)
     measured, local = None, None
-    if found is not None:
+    if found is not None and worst_nonfinite(call.output.value) is not None:
+        status = TapStatus.NOT_FINITE
+        note = "the op in float64 on the candidate's own inputs is not finite"
+    elif found is not None:
         axes = axes_of(place.tap)
         measured = difference(_float(truth), _float(found), axes, start=place.start)
         local = _local(op, call, found, axes, place)

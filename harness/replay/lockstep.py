@@ -181,7 +181,8 @@ class Lockstep:
 
 
 def _run(op: seam.Op, lane: tuple[Operand | None, ...], constants: dict[str, Any]) -> Array:
-    result: Array = op(*(None if x is None else x.value for x in lane), **constants)
+    with np.errstate(all="ignore"):  # what is not finite is a status of its own
+        result: Array = op(*(None if x is None else x.value for x in lane), **constants)
     if result.dtype.kind == "f" and result.dtype != np.float64:
         raise TypeError(f"{op.__name__}: replay computed {result.dtype}, not float64")
     return result
