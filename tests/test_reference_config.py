@@ -114,7 +114,8 @@ def test_law_what_transformers_writes_is_read_as_it_is_meant(
         assert list(found.windows) == [windows[kind] for kind in config.layer_types]
     # Whatever was left at transformers' default may be absent as well.
     default = {k for k, v in DEFAULTS[family].items() if k in raw and raw[k] == v}
-    short = {k: v for k, v in raw.items() if k not in default or k in SIZES}
+    required = set(SIZES) - {"rms_norm_eps"}
+    short = {k: v for k, v in raw.items() if k not in default or k in required}
     assert FAMILIES[family].read_config(short, DEFAULTS[family]) == found
 
 
@@ -226,6 +227,8 @@ SLIDING: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1}
 def test_layers_from_the_first_window_layer_on_slide() -> None:
     assert read("qwen3", **SLIDING, sliding_window=5).windows == (None, 5, 5)
     assert read("qwen3", **SLIDING).windows == (None, 4096, 4096)
+    deep = read("qwen3", use_sliding_window=True, num_hidden_layers=30)
+    assert deep.windows == (*[None] * 28, 4096, 4096)
     assert read("qwen3", sliding_window=5, max_window_layers=1).windows == (None, None, None)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     assert read("qwen3", **SLIDING, sliding_window=5, layer_types=kinds).windows == (5, None, 5)

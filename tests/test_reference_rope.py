@@ -90,6 +90,15 @@ def test_law_yarn_with_any_options_equals_transformers(
     require_equal({"rope_parameters": scaling}, dim=dim, longest=4 * trained)
 
 
+@given(thetas, st.floats(0.5, 8.0))
+def test_law_yarn_without_a_passage_is_a_step(theta: float, beta: float) -> None:
+    betas = {"beta_fast": beta, "beta_slow": beta, "truncate": False}
+    raw = {"rope_theta": theta, "rope_scaling": YARN | betas}
+    require_equal(raw, dim=64)
+    ratio = read(raw, dim=64).at(1).frequencies / base_frequencies(theta, 64)
+    assert np.sum((ratio > 0.2501) & (ratio < 0.9999)) <= 1
+
+
 @given(thetas, dims, lengths, factors, st.floats(0.2, 4.0), st.floats(0.1, 8.0))
 def test_law_llama3_with_any_passage_equals_transformers(
     theta: float, dim: int, trained: int, factor: float, low: float, width: float
