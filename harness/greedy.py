@@ -41,6 +41,9 @@ def greedy_from_draft(
     is replaced and checked again. With a good draft that is one pass in place of one a token
     (the verification of Leviathan et al. 2023, Fast Inference by Speculative Decoding).
 
+    A model whose rotation grows with the sequence (dynamic RoPE) computes something else when it
+    sees all tokens at once than when they come one by one: it is fed one by one.
+
     Args:
         model: The reference.
         step: A plain step, for example in float64.
@@ -51,6 +54,8 @@ def greedy_from_draft(
         [1, N].
     """
     count = draft.shape[1]
+    if model.config.max_positions is None:
+        return _one_by_one(model, step, token_ids, count)
     tokens = np.array(draft)
     known = 0
     while known < count:
@@ -62,3 +67,19 @@ def greedy_from_draft(
         known = int(differs[0]) + 1
         tokens[:, known - 1 :] = own[:, known - 1 :]
     return tokens
+
+
+def _one_by_one(
+    model: models.Model, step: seam.Step, token_ids: TokenIds, count: int
+) -> NDArray[np.int64]:
+    tokens = np.array(token_ids)
+    length = token_ids.shape[1]
+    for known in range(count):
+        if known == 0:
+            logits, cache = model.prefill(step, token_ids)
+        else:
+            position = length + known - 1
+            logits = model.extend(step, tokens[:, -1:], cache, position=position)
+        chosen = np.argmax(np.asarray(logits)[:, -1:], axis=-1)
+        tokens = np.concatenate([tokens, chosen], axis=1)
+    return tokens[:, length:]
