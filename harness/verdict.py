@@ -66,7 +66,7 @@ def judge(
     own = [(p.name, c) for p in prompts for c in p.comparisons if c.candidate == candidate]
     compared = [c for _, c in own if c.difference is not None]
     replayed = [c for c in compared if c.local is not None and not c.local.inherited_bound]
-    failing = tuple((name, c.chunk, c.tap) for name, c in own if _fails(c))
+    failing = tuple((n, c.chunk, c.tap) for n, c in own if _fails(c, replayed=bool(replayed)))
     judged = max(
         (c for c in compared if c.local is not None),
         key=lambda c: c.local.units if c.local else 0.0,
@@ -78,7 +78,9 @@ def judge(
         candidate=candidate,
         verdict=verdict,
         reason=reason,
-        first_divergence=None if at is None else _divergence(candidate, *at),
+        first_divergence=None
+        if at is None
+        else _divergence(candidate, *at, replayed=bool(replayed)),
         failing=failing,
         worst_units=judged.local.units if judged is not None and judged.local else None,
         worst_tap=judged.tap if judged is not None else "",
@@ -89,18 +91,28 @@ def judge(
     )
 
 
-def _fails(comparison: Comparison) -> bool:
-    other_weights = bool(comparison.weights)
-    return other_weights or (comparison.local is not None and comparison.local.units > UNIT_LIMIT)
+def _fails(comparison: Comparison, *, replayed: bool) -> bool:
+    """Whether an op fails by itself.
+
+    Logits of a candidate of which no op is replayed do not: the bound that they carry through the
+    whole model says too little.
+    """
+    if comparison.weights:
+        return True
+    if comparison.local is None or (comparison.tap == "logits" and not replayed):
+        return False
+    return not comparison.local.units <= UNIT_LIMIT  # so that NaN fails
 
 
-def _divergence(candidate: str, prompt: str, comparison: Comparison) -> Divergence:
+def _divergence(
+    candidate: str, prompt: str, comparison: Comparison, *, replayed: bool
+) -> Divergence:
     return Divergence(
         candidate=candidate,
         prompt=prompt,
         chunk=comparison.chunk,
         tap=comparison.tap,
-        fresh=_fails(comparison),
+        fresh=_fails(comparison, replayed=replayed),
         comparison=comparison,
     )
 
@@ -115,11 +127,13 @@ def _decide(
     judged: Comparison | None,
     floor: float | None,
 ) -> _Decision:
-    broken = [(name, c) for name, c in own if _breaks(c) and (replayed or not _is_logits(c))]
+    broken = [
+        c for _, c in own if c.status is TapStatus.NOT_FINITE or _fails(c, replayed=bool(replayed))
+    ]
     if broken:
         # A wrong shape before the first op that fails is where the two part.
-        name, c = next((n, c) for n, c in own if c is broken[0][1] or _is_misshapen(c))
-        kind = broken[0][1].status
+        name, c = next((n, c) for n, c in own if c is broken[0] or _is_misshapen(c))
+        kind = broken[0].status
         verdict = Verdict.NOT_FINITE if kind is TapStatus.NOT_FINITE else Verdict.FAIL
         return verdict, _describe(c), (name, c)
     for name, c in own:
@@ -147,16 +161,8 @@ def _decide(
     )
 
 
-def _breaks(comparison: Comparison) -> bool:
-    return _fails(comparison) or comparison.status is TapStatus.NOT_FINITE
-
-
 def _is_misshapen(comparison: Comparison) -> bool:
     return comparison.status is TapStatus.MISSHAPEN
-
-
-def _is_logits(comparison: Comparison) -> bool:
-    return comparison.tap == "logits"
 
 
 def _decide_without_replay(own: Sequence[tuple[str, Comparison]], floor: float | None) -> _Decision:
@@ -177,7 +183,7 @@ def _decide_without_replay(own: Sequence[tuple[str, Comparison]], floor: float |
 
 
 def _describe(comparison: Comparison) -> str:
-    if not _fails(comparison):
+    if comparison.note and not comparison.weights:
         return f"{comparison.tap}: {comparison.note}"
     local = comparison.local
     units = local.units if local is not None else float("nan")
