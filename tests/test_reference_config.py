@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 
 from harness.checkpoint.json_files import read_json_object
 from harness.engines.hf_defaults import default_config
@@ -82,6 +82,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return family, arguments
 
 
+@settings(deadline=None)
 @given(configs())
 def test_law_what_transformers_writes_is_read_as_it_is_meant(
     written: Path, drawn: tuple[str, dict[str, Any]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from references.config import ConfigReader
@@ -82,6 +82,7 @@ def yarn(draw: st.DrawFn) -> dict[str, Any]:
     return {"rope_type": "yarn", "factor": draw(factors)} | chosen
 
 
+@settings(deadline=None)
 @given(yarn(), thetas, dims, lengths)
 def test_law_yarn_with_any_options_equals_transformers(
     scaling: dict[str, Any], theta: float, dim: int, trained: int
@@ -90,6 +91,7 @@ def test_law_yarn_with_any_options_equals_transformers(
     require_equal({"rope_parameters": scaling}, dim=dim, longest=4 * trained)
 
 
+@settings(deadline=None)
 @given(thetas, st.floats(0.5, 8.0))
 def test_law_yarn_without_a_passage_is_a_step(theta: float, beta: float) -> None:
     betas = {"beta_fast": beta, "beta_slow": beta, "truncate": False}
@@ -99,6 +101,7 @@ def test_law_yarn_without_a_passage_is_a_step(theta: float, beta: float) -> None
     assert np.sum((ratio > 0.2501) & (ratio < 0.9999)) <= 1
 
 
+@settings(deadline=None)
 @given(thetas, dims, lengths, factors, st.floats(0.2, 4.0), st.floats(0.1, 8.0))
 def test_law_llama3_with_any_passage_equals_transformers(
     theta: float, dim: int, trained: int, factor: float, low: float, width: float
@@ -113,6 +116,7 @@ def test_law_llama3_with_any_passage_equals_transformers(
     require_equal({"rope_parameters": scaling}, dim=dim, longest=4 * trained)
 
 
+@settings(deadline=None)
 @given(thetas, st.sampled_from([4, 6, 16, 64]), factors, st.lists(st.integers(1, 400), min_size=1))
 def test_law_dynamic_follows_a_sequence_that_grows(
     theta: float, dim: int, factor: float, grown: list[int]
