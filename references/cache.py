@@ -6,7 +6,7 @@ from .step import Handle, Step
 
 
 class KVCache:
-    """Keys and values of every layer of one sequence.
+    """Keys and values of every layer of one sequence, or of a batch of equal length.
 
     The only way to a new sequence is a new cache. Whoever goes on with one says at which position;
     it must be the number of positions that the cache holds.
@@ -19,6 +19,7 @@ class KVCache:
         self._keys: list[Handle | None] = [None] * layers
         self._values: list[Handle | None] = [None] * layers
         self._lengths = [0] * layers
+        self._batch = 0
 
     @property
     def length(self) -> int:
@@ -32,8 +33,8 @@ class KVCache:
             )
         return self._lengths[0] if self._lengths else 0
 
-    def require(self, position: int) -> None:
-        """Refuse a position that is not the length of the cache.
+    def require(self, position: int, *, batch: int) -> None:
+        """Refuse a position that is not the length of the cache, or another number of sequences.
 
         Raises:
             CacheError: The position was restarted, or the cache belongs to another sequence.
@@ -45,6 +46,14 @@ class KVCache:
                 found=str(position),
                 advice="count every token fed so far, or begin a new sequence with a new cache",
             )
+        if self.length and batch != self._batch:
+            raise CacheError(
+                "batch",
+                expected=f"{self._batch}, the number of sequences that the cache holds",
+                found=str(batch),
+                advice="feed every sequence of the batch, or begin new ones with a new cache",
+            )
+        self._batch = batch
 
     def extend(
         self,

@@ -61,12 +61,12 @@ class Model:
             position: Of the first new token. It must be the number of positions in the cache.
 
         Raises:
-            CacheError: The position is another than the cache's length.
+            CacheError: The position is another than the cache's length, or the batch another size.
             InputError: Token ids that are no [B, T] array of rows of the embedding.
         """
         self.require_tokens(token_ids)
-        cache.require(position)
         batch, length = token_ids.shape
+        cache.require(position, batch=batch)
         chunk = Chunk(cache=cache, start=position, length=length, batch=batch)
         return self._family.forward(step, self._weights, self.config, token_ids, chunk)
 
