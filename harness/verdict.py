@@ -28,8 +28,12 @@ from .result import (
     Verdict,
     WeightDifference,
 )
+from .taps import split
 
 _NOT_COMPARABLE = (TapStatus.MISSING, TapStatus.MISSHAPEN)
+
+#: Taps whose ops have token ids or positions for input, nothing that a candidate computed.
+_READ_NO_TAP = ("embed", "attn.mask")
 
 #: From best to worst; a run is as bad as its worst candidate.
 _SEVERITY = (
@@ -66,21 +70,21 @@ def judge(
     own = [(p.name, c) for p in prompts for c in p.comparisons if c.candidate == candidate]
     compared = [c for _, c in own if c.difference is not None]
     replayed = [c for c in compared if c.local is not None and not c.local.inherited_bound]
-    failing = tuple((n, c.chunk, c.tap) for n, c in own if _fails(c, replayed=bool(replayed)))
+    # An embedding or a mask reads nothing of the candidate's: alone it is no evidence of the rest.
+    fed = [c for c in replayed if split(c.tap).kind not in _READ_NO_TAP]
+    failing = tuple((n, c.chunk, c.tap) for n, c in own if _fails(c, replayed=bool(fed)))
     judged = max(
         (c for c in compared if c.local is not None),
         key=lambda c: c.local.units if c.local else 0.0,
         default=None,
     )
     largest = max((c.difference.max_abs for c in compared if c.difference), default=None)
-    verdict, reason, at = _decide(own, compared, replayed, judged, floor)
+    verdict, reason, at = _decide(own, compared, fed, judged, floor)
     return CandidateVerdict(
         candidate=candidate,
         verdict=verdict,
         reason=reason,
-        first_divergence=None
-        if at is None
-        else _divergence(candidate, *at, replayed=bool(replayed)),
+        first_divergence=None if at is None else _divergence(candidate, *at, replayed=bool(fed)),
         failing=failing,
         worst_units=judged.local.units if judged is not None and judged.local else None,
         worst_tap=judged.tap if judged is not None else "",
@@ -148,6 +152,9 @@ def _decide(
     replays = (
         f"every op replays within {UNIT_LIMIT:g} rounding units (worst {units:.1f} at {where})"
     )
+    carried = sum(1 for c in compared if c.local is not None and c.local.inherited_bound)
+    if carried:
+        replays += f", {carried} of them judged with a bound carried through untapped ops"
     over = [c for c in compared if c.difference and c.difference.over]
     if not over:
         return Verdict.PASS, f"{replays}, every value within {TOLERANCE:g}", None

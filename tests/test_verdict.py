@@ -43,8 +43,7 @@ def compared(
 
 
 def uncompared(tap: str, status: TapStatus, note: str = "why") -> Comparison:
-    local = {"difference": None, "local": None, "status": status, "note": note}
-    return replace(compared(tap), **local)  # type: ignore[arg-type]
+    return replace(compared(tap), difference=None, local=None, status=status, note=note)
 
 
 def verdict(
@@ -276,3 +275,18 @@ def test_worst_follows_the_order_of_severity() -> None:
 
 def test_worst_of_nothing_is_not_comparable() -> None:
     assert worst([]) is Verdict.NOT_COMPARABLE
+
+
+def test_an_embedding_alone_is_no_evidence_for_the_logits() -> None:
+    """Its op reads token ids: that it replays says nothing of the ops that nobody tapped."""
+    logits = compared("logits", units=0.1, max_abs=5.0, inherited=True)
+    found = verdict(compared("embed", units=0.0, max_abs=0.0), logits)
+    assert found.verdict is Verdict.FAIL
+    assert "no op could be replayed" in found.reason
+
+
+def test_a_reason_counts_what_was_judged_with_a_carried_bound() -> None:
+    fed, carried = compared("layers.0.attn.q"), compared("layers.0.attn.context", inherited=True)
+    assert (
+        "1 of them judged with a bound carried through untapped ops" in verdict(fed, carried).reason
+    )

@@ -15,6 +15,7 @@ from ..result import (
     Verdict,
 )
 from ..taps import AXES, format_shape, split
+from ..verdict import describe_weight
 
 #: What stands where there is no value.
 NONE = "-"
@@ -189,6 +190,7 @@ def divergence_rows(divergence: Divergence, result: RunResult) -> list[tuple[str
         rows.append(("status", comparison.status.value))
     if comparison.note:
         rows.append(("note", comparison.note))
+    rows += [("weights", describe_weight(weight)) for weight in comparison.weights]
     local, difference = comparison.local, comparison.difference
     if local is not None:
         rows += _element_rows(local.worst, "reference op on its inputs" if difference else "")

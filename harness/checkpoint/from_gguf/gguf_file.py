@@ -46,6 +46,7 @@ class GgufFile:
         tensor = self.tensors[name]
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
+        # The gguf package raises NotImplementedError for a storage type that it cannot decode.
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path}: {name}",
