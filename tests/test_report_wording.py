@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.report import wording
-from harness.result import Element, LogitsPair, RunResult, TapStatus, Verdict
+from harness.result import Element, LogitsPair, RunResult, TapStatus, Verdict, WeightDifference
 
 Sample = Callable[..., RunResult]
 
@@ -186,3 +186,17 @@ def test_prompt_title_counts_rows_tokens_and_steps(sample: Sample) -> None:
     assert wording.prompt_title(prompt) == "hello (5 tokens, 1 decoding step)"
     rows = replace(prompt, token_ids=((1,), (2,)), chunks=(1,))
     assert wording.prompt_title(rows) == "hello (2 rows of 1 token)"
+
+
+def test_a_differing_weight_is_what_the_card_says(sample: Callable[..., RunResult]) -> None:
+    result = sample(Verdict.FAIL)
+    divergence = result.first_divergence
+    assert divergence is not None
+    moved = WeightDifference("w.weight", 1, 6, 1e-4, (0, 1), 0.5, 0.5001)
+    changed = replace(divergence, comparison=replace(divergence.comparison, weights=(moved,)))
+    assert "runs on other weights than the checkpoint's" in wording.divergence_sentence(changed)
+    assert "other weights" in wording.origin(changed)
+    rows = dict(wording.divergence_rows(changed, result))
+    expected = "w.weight differs in 1 of 6 elements, most at [0, 1]: 0.5 in the checkpoint, 0.5001"
+    assert rows["weights"].startswith(expected)
+    assert "weights" not in dict(wording.divergence_rows(divergence, result))

@@ -118,7 +118,7 @@ def _reason(candidate: CandidateVerdict) -> Text:
     words.append(f" {candidate.verdict.value}", style=_STYLES[candidate.verdict])
     words.append(f": {visible(candidate.reason)}", style="not bold")
     if candidate.failing:
-        words.append(f"; fails its own replay: {visible(wording.failing(candidate))}")
+        words.append(f"; fails by itself: {visible(wording.failing(candidate))}")
     return words
 
 

@@ -39,8 +39,8 @@ _MEANINGS = {
         " accumulated rounding, not a fault."
     ),
     Verdict.FAIL: (
-        "A candidate leaves the reference by more than rounding explains"
-        " (limits: {limit} rounding units an op, {tolerance} end to end)."
+        "A candidate leaves the reference by more than rounding explains (limits: {limit} rounding"
+        " units an op, {tolerance} end to end where nothing replays), or runs on other weights."
     ),
     Verdict.NOT_FINITE: "A candidate holds NaN or infinity where the reference is finite.",
     Verdict.NOT_COMPARABLE: "Too little could be compared for a verdict; that is not a pass.",
@@ -165,6 +165,8 @@ def divergence_sentence(divergence: Divergence) -> str:
         f"{divergence.candidate} at {divergence.tap}"
         f" (prompt {divergence.prompt}, {chunk_name(divergence.chunk)})"
     )
+    if comparison.weights:
+        return f"{start}: the op runs on other weights than the checkpoint's"
     if comparison.status is not TapStatus.COMPARED:
         return f"{start}: {comparison.status.value}"
     if divergence.fresh and comparison.local is not None:
@@ -242,6 +244,8 @@ def _difference_words(comparison: Comparison, result: RunResult) -> str:
 
 def origin(divergence: Divergence) -> str:
     """Whether the op itself is wrong or only what it was fed."""
+    if divergence.comparison.weights:
+        return "its own: the op runs on other weights, whatever this input shows of it"
     if divergence.fresh:
         return "its own: the op fails on the candidate's own inputs"
     return "unknown: only the end-to-end difference shows it; too few taps to replay"
@@ -259,7 +263,7 @@ def candidate_cells(candidate: CandidateVerdict) -> tuple[str, ...]:
 
 
 def failing(candidate: CandidateVerdict, *, most: int = 5) -> str:
-    """The taps that fail their own replay, in order; empty where none does."""
+    """The taps whose ops fail by themselves, in order; empty where none does."""
     names = [
         tap if chunk == 0 else f"{tap} ({chunk_name(chunk)})" for _, chunk, tap in candidate.failing
     ]
