@@ -1,37 +1,27 @@
 """The one pipeline: case, engines, comparison in lockstep, verdicts, result."""
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
-from .checkpoint import decode, encode, token_texts
-from .contract import TOLERANCE, UNIT_LIMIT
+from .checkpoint import encode
 from .engines.protocol import Engine, TokenIds
 from .engines.registry import make_engine, parse_name
 from .environment import Stopwatch
-from .errors import CheckpointError, UsageError
+from .errors import UsageError
 from .greedy import greedy, greedy_from_draft
-from .logits import count_equal, pairwise
+from .outcome import TRUTH, conclude, prompt_result
+from .participants import RunningEngine
 from .references_seam import step as seam
-from .replay.lockstep import Candidate, Lockstep, Record
 from .replay.precision import DTYPES
-from .replay.source import EngineSource
-from .result import Greedy, LogitsPair, PromptResult, RunResult, Verdict
+from .result import PromptResult, RunResult
 from .subject import Subject, load_subject, refusals_as_errors
-from .verdict import judge, worst
+from .walk import walk
 
 #: Called with a stage in words, how much of it is done and how much there is.
 Progress = Callable[[str, int, int], None]
-
-#: Name of the float64 reference among the engines of a table.
-TRUTH = "float64"
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -91,24 +81,14 @@ def compare(
         _compare_prompt(subject, engines, prompt, tokens, case, progress)
         for prompt, tokens in zip(case.prompts, prompts, strict=True)
     ]
-    floor = _floor(engines, results)
-    verdicts = tuple(
-        judge(engine.name, results, dict(engine.unavailable), floor=floor) for engine in engines
-    )
-    verdict = worst(v.verdict for v in verdicts)
-    return RunResult(
+    return conclude(
+        subject,
+        [RunningEngine(engine) for engine in engines],
+        results,
         case=case.name,
-        verdict=verdict,
-        summary=_summarise(verdict, [v.candidate for v in verdicts if v.verdict is verdict]),
-        model=subject.info(),
-        engines=tuple(engine.info() for engine in engines),
-        candidates=verdicts,
-        prompts=tuple(results),
         environment=watch.environment(
             threads=case.threads or _default_threads(), seed=case.seed, command=command
         ),
-        tolerance=TOLERANCE,
-        unit_limit=UNIT_LIMIT,
     )
 
 
@@ -165,25 +145,23 @@ def _compare_prompt(
         chosen[engine.name] = greedy(engine, tokens, count)
     progress(f"{prompt.name}: greedy tokens", len(engines), len(engines))
     chunks = _chunks(engines[0], tokens, chosen, case.decode)
-    record = _walk(
-        subject, engines, chunks, case, lambda d, t: progress(f"{prompt.name}: replay", d, t)
+    record = walk(
+        subject,
+        [RunningEngine(engine) for engine in engines],
+        chunks,
+        dtype=case.dtype,
+        threads=case.threads,
+        progress=lambda done, total: progress(f"{prompt.name}: replay", done, total),
     )
     if count:
         chosen = {TRUTH: _true_greedy(subject, tokens, chosen, case), **chosen}
-    return PromptResult(
+    return prompt_result(
+        subject,
+        record,
+        chunks,
         name=prompt.name,
-        text=prompt.text or _decode(subject, tokens[0]),
-        token_ids=tuple(tuple(row) for row in tokens.tolist()),
-        tokens=tuple(_texts(subject, row) for row in np.concatenate(chunks, axis=1)),
-        chunks=tuple(chunk.shape[1] for chunk in chunks),
-        comparisons=tuple(record.comparisons),
-        pairs=tuple(record.pairs),
-        logits=_logits_table(record, chosen),
-        greedy=tuple(
-            Greedy(name, tuple(ids[0].tolist()), _decode(subject, ids[0]))
-            for name, ids in chosen.items()
-            if count
-        ),
+        text=prompt.text or "",
+        chosen=chosen if count else None,
     )
 
 
@@ -200,48 +178,6 @@ def _chunks(
     return [tokens, *(following[:, i : i + 1] for i in range(decode))]
 
 
-def _walk(
-    subject: Subject,
-    engines: Sequence[Engine],
-    chunks: Sequence[TokenIds],
-    case: Case,
-    progress: Callable[[int, int], None],
-) -> Record:
-    """Walk through the reference with all engines in lockstep."""
-    with ExitStack() as stack:
-        candidates = [
-            Candidate(
-                engine.name,
-                engine.dtype,
-                stack.enter_context(EngineSource(engine, chunks)),
-                dict(engine.unavailable),
-                engine.parameters,
-            )
-            for engine in engines
-        ]
-        layers = subject.model.config.layers
-        workers = min(1 + len(candidates), case.threads or os.cpu_count() or 1)
-        # Lanes run side by side, so each multiplies on one thread: more would only spin.
-        blas = ThreadpoolController().select(internal_api="openblas")
-        stack.enter_context(blas.limit(limits=1))
-        step = Lockstep(
-            candidates,
-            dtype=case.dtype,
-            executor=stack.enter_context(ThreadPoolExecutor(workers)),
-            on_layer=lambda chunk, layer: progress(chunk * layers + layer, len(chunks) * layers),
-        )
-        position = 0
-        for index, tokens in enumerate(chunks):
-            step.begin(index, start=position)
-            if index == 0:
-                _, cache = subject.model.prefill(step, tokens)
-            else:
-                subject.model.extend(step, tokens, cache, position=position)
-            position += tokens.shape[1]
-        progress(len(chunks) * layers, len(chunks) * layers)
-    return step.record
-
-
 def _true_greedy(
     subject: Subject, tokens: TokenIds, chosen: dict[str, TokenIds], case: Case
 ) -> NDArray[np.int64]:
@@ -253,63 +189,6 @@ def _true_greedy(
     draft = next(iter(chosen.values()))
     step = seam.Compute(lift, np.dtype(np.float64))
     return greedy_from_draft(subject.model, step, tokens, draft)
-
-
-def _logits_table(record: Record, chosen: dict[str, TokenIds]) -> tuple[LogitsPair, ...]:
-    """Every pair of engines on the prompt's logits, the float64 reference among them."""
-    seen = record.logits[0]
-    everyone = {TRUTH: seen.reference, **seen.candidates}
-    table = []
-    names = list(everyone)
-    for index, a in enumerate(names):
-        for b in names[index + 1 :]:
-            pair = pairwise(a, everyone[a], b, everyone[b])
-            if a in chosen and b in chosen and chosen[a].shape[1]:
-                agree = count_equal(chosen[a][0], chosen[b][0])
-                pair = replace(pair, greedy_agreement=agree)
-            table.append(pair)
-    return tuple(table)
-
-
-def _floor(engines: Sequence[Engine], results: Sequence[PromptResult]) -> float | None:
-    """How far float32 runs that are replayed and healthy are from float64, at the logits."""
-    sizes = []
-    for engine in engines:
-        verdict = judge(engine.name, results, {})
-        healthy = verdict.verdict in (Verdict.PASS, Verdict.ROUNDING)
-        if engine.dtype == "float32" and healthy and verdict.replayed:
-            sizes += [
-                c.difference.max_abs
-                for result in results
-                for c in result.comparisons
-                if c.candidate == engine.name and c.tap == "logits" and c.difference
-            ]
-    return max(sizes, default=None)
-
-
-def _summarise(verdict: Verdict, names: Sequence[str]) -> str:
-    who = ", ".join(names)
-    return {
-        Verdict.PASS: "All engines agree with the reference.",
-        Verdict.ROUNDING: "All engines agree with the reference up to accumulated rounding.",
-        Verdict.FAIL: f"{who} computes something else than the reference.",
-        Verdict.NOT_FINITE: f"{who} computes NaN or infinity where the reference does not.",
-        Verdict.NOT_COMPARABLE: f"{who} could not be compared with the reference.",
-    }[verdict]
-
-
-def _texts(subject: Subject, token_ids: NDArray[np.int64]) -> tuple[str, ...]:
-    try:
-        return tuple(token_texts(subject.checkpoint, token_ids.tolist()))
-    except CheckpointError:  # no tokenizer: ids say it as well
-        return tuple(map(str, token_ids.tolist()))
-
-
-def _decode(subject: Subject, token_ids: NDArray[np.int64]) -> str:
-    try:
-        return decode(subject.checkpoint, token_ids.tolist())
-    except CheckpointError:  # no tokenizer
-        return ""
 
 
 def _default_threads() -> int:

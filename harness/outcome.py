@@ -1,0 +1,150 @@
+"""From the record of a walk to the result document: tables, verdicts, summary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checkpoint import decode, token_texts
+from .contract import TOLERANCE, UNIT_LIMIT
+from .engines.protocol import TokenIds
+from .errors import CheckpointError
+from .logits import count_equal, pairwise
+from .participants import Participant
+from .replay.lockstep import Record
+from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
+from .subject import Subject
+from .verdict import judge, worst
+
+#: Name of the float64 reference among the engines of a table.
+TRUTH = "float64"
+
+
+def prompt_result(
+    subject: Subject,
+    record: Record,
+    chunks: Sequence[TokenIds],
+    *,
+    name: str,
+    text: str = "",
+    chosen: Mapping[str, TokenIds] | None = None,
+) -> PromptResult:
+    """Everything that a report says of one prompt.
+
+    Args:
+        subject: The model, for its tokenizer.
+        record: What the walk left behind.
+        chunks: Token ids [B, T] of each forward pass, the prompt first.
+        name: Name of the prompt.
+        text: The prompt as text; decoded from its tokens if empty.
+        chosen: Greedy tokens [1, N] of each engine, the float64 reference among them.
+    """
+    chosen = chosen or {}
+    return PromptResult(
+        name=name,
+        text=text or _decode(subject, chunks[0][0]),
+        token_ids=tuple(tuple(row) for row in chunks[0].tolist()),
+        tokens=tuple(_texts(subject, row) for row in np.concatenate(chunks, axis=1)),
+        chunks=tuple(chunk.shape[1] for chunk in chunks),
+        comparisons=tuple(record.comparisons),
+        pairs=tuple(record.pairs),
+        logits=_logits_table(record, chosen),
+        greedy=tuple(
+            Greedy(who, tuple(ids[0].tolist()), _decode(subject, ids[0]))
+            for who, ids in chosen.items()
+        ),
+    )
+
+
+def conclude(
+    subject: Subject,
+    participants: Sequence[Participant],
+    prompts: Sequence[PromptResult],
+    *,
+    case: str,
+    environment: Environment,
+) -> RunResult:
+    """Judge every participant over all prompts.
+
+    Args:
+        subject: The model.
+        participants: Those compared.
+        prompts: Results that hold their comparisons.
+        case: Name of the case.
+        environment: What it ran on.
+    """
+    floor = _floor(participants, prompts)
+    verdicts = tuple(
+        judge(side.name, prompts, dict(side.unavailable), floor=floor) for side in participants
+    )
+    verdict = worst(v.verdict for v in verdicts)
+    return RunResult(
+        case=case,
+        verdict=verdict,
+        summary=_summarise(verdict, [v.candidate for v in verdicts if v.verdict is verdict]),
+        model=subject.info(),
+        engines=tuple(side.info() for side in participants),
+        candidates=verdicts,
+        prompts=tuple(prompts),
+        environment=environment,
+        tolerance=TOLERANCE,
+        unit_limit=UNIT_LIMIT,
+    )
+
+
+def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[LogitsPair, ...]:
+    """Every pair of engines on the prompt's logits, the float64 reference among them."""
+    seen = record.logits[0]
+    everyone = {TRUTH: seen.reference, **seen.candidates}
+    table = []
+    names = list(everyone)
+    for index, a in enumerate(names):
+        for b in names[index + 1 :]:
+            pair = pairwise(a, everyone[a], b, everyone[b])
+            if a in chosen and b in chosen and chosen[a].shape[1]:
+                agree = count_equal(chosen[a][0], chosen[b][0])
+                pair = replace(pair, greedy_agreement=agree)
+            table.append(pair)
+    return tuple(table)
+
+
+def _floor(participants: Sequence[Participant], results: Sequence[PromptResult]) -> float | None:
+    """How far float32 runs that are replayed and healthy are from float64, at the logits."""
+    sizes = []
+    for side in participants:
+        verdict = judge(side.name, results, {})
+        healthy = verdict.verdict in (Verdict.PASS, Verdict.ROUNDING)
+        if side.dtype == "float32" and healthy and verdict.replayed:
+            sizes += [
+                c.difference.max_abs
+                for result in results
+                for c in result.comparisons
+                if c.candidate == side.name and c.tap == "logits" and c.difference
+            ]
+    return max(sizes, default=None)
+
+
+def _summarise(verdict: Verdict, names: Sequence[str]) -> str:
+    who = ", ".join(names)
+    return {
+        Verdict.PASS: "All engines agree with the reference.",
+        Verdict.ROUNDING: "All engines agree with the reference up to accumulated rounding.",
+        Verdict.FAIL: f"{who} computes something else than the reference.",
+        Verdict.NOT_FINITE: f"{who} computes NaN or infinity where the reference does not.",
+        Verdict.NOT_COMPARABLE: f"{who} could not be compared with the reference.",
+    }[verdict]
+
+
+def _texts(subject: Subject, token_ids: NDArray[np.int64]) -> tuple[str, ...]:
+    try:
+        return tuple(token_texts(subject.checkpoint, token_ids.tolist()))
+    except CheckpointError:  # no tokenizer: ids say it as well
+        return tuple(map(str, token_ids.tolist()))
+
+
+def _decode(subject: Subject, token_ids: NDArray[np.int64]) -> str:
+    try:
+        return decode(subject.checkpoint, token_ids.tolist())
+    except CheckpointError:  # no tokenizer
+        return ""
