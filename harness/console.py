@@ -78,9 +78,24 @@ def reported(codes: list[int], *, debug: bool) -> Iterator[None]:
         codes.append(error.exit_code)
     except BrokenPipeError:
         raise  # whoever reads has left; typer ends quietly
+    except OSError as error:
+        _show_error(_environment_error(error))
+        if debug:
+            console(stderr=True).print(traceback.format_exc(), markup=False)
+        codes.append(2)
     except Exception as error:
         _show_bug(error, debug=debug)
         codes.append(2)
+
+
+def _environment_error(error: OSError) -> ParityError:
+    """What the system refused: a full disk, a file that cannot be read. It is no bug of ours."""
+    return ParityError(
+        str(error.filename or "input or output"),
+        expected="a file or stream that can be read and written",
+        found=(error.strerror or str(error) or type(error).__name__).lower(),
+        advice="make room, or mend its permissions; --debug shows where it happened",
+    )
 
 
 def _show_error(error: ParityError) -> None:
@@ -110,9 +125,13 @@ def _show_bug(error: Exception, *, debug: bool) -> None:
     if debug:
         screen.print(traceback.format_exc(), markup=False, soft_wrap=True)
         return
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="parity-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
-    ) as file:
-        file.write(f"{shlex.join(['parity', *sys.argv[1:]])}\n\n{traceback.format_exc()}")
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="parity-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(f"{shlex.join(['parity', *sys.argv[1:]])}\n\n{traceback.format_exc()}")
+    except OSError:  # no room for it: here is better than nowhere
+        screen.print(traceback.format_exc(), markup=False, soft_wrap=True)
+        return
     screen.print(f"  The traceback is in {file.name}", markup=False, soft_wrap=True)
     screen.print("  Please report it with that file; --debug shows it here.", soft_wrap=True)

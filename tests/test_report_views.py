@@ -284,7 +284,7 @@ def test_write_whole_keeps_the_old_file_when_writing_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UsageError, match="found no space left on device: choose another folder"):
+    with pytest.raises(UsageError, match="found no space left on device: make room there"):
         files.write_whole(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]

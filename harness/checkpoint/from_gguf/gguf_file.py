@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from .layout import check_layout
 
 Shape = tuple[int, ...]
 
@@ -45,7 +46,8 @@ class GgufFile:
 
         tensor = self.tensors[name]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            with np.errstate(all="ignore"):  # whoever uses the values asks whether they are finite
+                values = dequantize(tensor.data, tensor.tensor_type)
         # The gguf package raises NotImplementedError for a storage type that it cannot decode.
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
@@ -66,10 +68,11 @@ def read_gguf(path: Path) -> GgufFile:
     """
     from gguf import GGUFReader
 
+    check_layout(path)
     try:
         reader = GGUFReader(path)
         metadata = {name: _plain(field) for name, field in reader.fields.items()}
-    # The reader has no errors of its own: damage shows as whatever NumPy raises on the way.
+    # The reader has no errors of its own: what is left of damage shows as whatever NumPy raises.
     except Exception as error:
         raise CheckpointError(
             str(path),
@@ -78,7 +81,7 @@ def read_gguf(path: Path) -> GgufFile:
             f"({type(error).__name__}: {error})",
             advice="the file is damaged or its download stopped early; fetch it again",
         ) from error
-    _refuse_kinds(path, metadata, byte_order=reader.byte_order)
+    _refuse_kinds(path, metadata)
     return GgufFile(
         path=path,
         metadata=metadata,
@@ -96,16 +99,19 @@ def _plain(field: Any) -> Any:
     return value
 
 
-def _refuse_kinds(path: Path, metadata: Mapping[str, Any], *, byte_order: str) -> None:
+def _refuse_kinds(path: Path, metadata: Mapping[str, Any]) -> None:
     problems = []
-    if byte_order != "I":
-        problems.append(("the byte order of this machine", "the other one", "convert it there"))
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        problems.append(("general.type model", repr(kind), "name the file of the whole model"))
+        problems.append(("general.type model", _short(kind), "name the file of the whole model"))
     parts = metadata.get("split.count", 0)
-    if parts > 1:
+    if type(parts) is not int or parts > 1:
         merge = "merge the parts first (llama-gguf-split --merge)"
-        problems.append(("one complete file", f"one of {parts} parts", merge))
+        problems.append(("one complete file", f"one of {_short(parts)} parts", merge))
     for expected, found, advice in problems:
         raise CheckpointError(str(path), expected=expected, found=found, advice=advice)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
