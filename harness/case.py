@@ -14,6 +14,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 #: Candidates of a case that names none. In half precision the reference takes part in float64 only.
 DEFAULT_ENGINES = ("hf:eager", "hf:sdpa", "reference")
 
+#: No vocabulary comes near; what lies beyond is damage, and would not fit an array of integers.
+LARGEST_ID = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -69,12 +72,12 @@ def _check_rows(where: str, rows: tuple[tuple[int, ...], ...], length: int | Non
             found=f"lengths {', '.join(map(str, lengths))}",
             advice="make them equally long, or a prompt of each: rows are not padded",
         )
-    negative = [token for row in rows for token in row if token < 0]
-    if negative:
+    odd = [token for row in rows for token in row if not 0 <= token <= LARGEST_ID]
+    if odd:
         raise CaseError(
             where,
-            expected="token ids of 0 and up",
-            found=str(negative[0]),
+            expected="token ids of 0 and up" + (f", at most {LARGEST_ID}" if odd[0] > 0 else ""),
+            found=str(odd[0]) if abs(odd[0]) < 1 << 64 else "a number beyond 64 bits",
             advice="write the ids that the tokenizer gives; -100 marks are labels, not input",
         )
     if length is not None and lengths[0] < length:

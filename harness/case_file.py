@@ -82,7 +82,8 @@ def parse_case(text: str, *, name: str, where: str = "case") -> Case:
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    # Beside its own error: a number of thousands of digits, a table nested thousands deep.
+    except (ValueError, RecursionError) as error:
         raise CaseError(
             where,
             expected="TOML",

@@ -23,8 +23,8 @@ def locate(model: str, *, install: str = "") -> str:
     """
     if model.startswith(_PACKAGE):
         return str(_package_file(model, install))
-    path = Path(model).expanduser()
-    if path.exists():
+    path = expanded(model)
+    if exists(path):
         return str(path)
     if looks_like_path(model):
         raise CaseError(
@@ -41,9 +41,25 @@ def anchor(model: str, folder: Path) -> str:
     """A relative path counted from ``folder``; every other locator as it stands."""
     if model.startswith((_PACKAGE, "~")) or Path(model).is_absolute():
         return model
-    if looks_like_path(model) or (folder / model).exists():
+    if looks_like_path(model) or exists(folder / model):
         return str(folder / model)
     return model
+
+
+def expanded(model: str | Path) -> Path:
+    """A path whose ``~`` is a home folder; as it stands where that user has none."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:
+        return Path(model)
+
+
+def exists(path: Path) -> bool:
+    """Whether a path can be seen; not where a folder on the way is closed or its name too long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def looks_like_path(model: str) -> bool:

@@ -28,7 +28,17 @@ def read_directory(path: Path, *, origin: str) -> Checkpoint:
         CheckpointError: If config or weights are absent or damaged, if there are only pickled
             weights, or if index and shards do not say the same.
     """
-    if not (path / "config.json").is_file():
+    try:
+        present = (path / "config.json").is_file()
+        next(path.iterdir(), None)
+    except OSError as error:
+        raise CheckpointError(
+            str(path),
+            expected="a readable directory",
+            found=(error.strerror or type(error).__name__).lower(),
+            advice="check its permissions",
+        ) from error
+    if not present:
         raise CheckpointError(
             str(path),
             expected="config.json",

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..locate import exists, expanded
 from .checkpoint import Checkpoint
 from .directory import read_directory
 
@@ -52,8 +53,8 @@ def load_checkpoint(
         CheckpointError: If the source does not exist, cannot be fetched, is damaged, or holds
             only pickled weights.
     """
-    path = Path(source).expanduser()
-    if path.exists():
+    path = expanded(source)
+    if exists(path):
         _refuse_revision(source, revision)
         if path.is_dir():
             return read_directory(path, origin=str(source))
@@ -75,9 +76,9 @@ def default_cache_dir() -> Path:
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "logits-parity"
+    return (Path(base) if base else expanded("~") / ".cache") / "logits-parity"
 
 
 def _looks_like_hub_id(source: str) -> bool:
@@ -95,8 +96,23 @@ def _refuse_revision(source: str | Path, revision: str | None) -> None:
 
 
 def _load_file(path: Path, *, origin: str, cache_dir: Path | None) -> Checkpoint:
-    with path.open("rb") as file:
-        magic = file.read(4)
+    if not path.is_file():  # reading a pipe would wait, and a device may never end
+        raise CheckpointError(
+            str(path),
+            expected="a directory or a file",
+            found="neither: a pipe, a socket or a device",
+            advice="name the checkpoint itself",
+        )
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise CheckpointError(
+            str(path),
+            expected="a readable file",
+            found=(error.strerror or type(error).__name__).lower(),
+            advice="check its permissions",
+        ) from error
     if magic == b"GGUF" or path.suffix.lower() == ".gguf":
         from .from_gguf import convert_gguf
 

@@ -29,10 +29,12 @@ def check_tensors(
             `model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq`.
 
     Raises:
-        CheckpointError: One error with all missing, unexpected and misshapen tensors.
+        CheckpointError: One error with all missing, unexpected and misshapen tensors, or with
+            all that are stored as whole numbers.
     """
     found = {name: array.shape for name, array in checkpoint.tensors.items()}
     compare_shapes(str(checkpoint.path), found, expected, derived=derived)
+    _refuse_integers(checkpoint, expected)
 
 
 def compare_shapes(
@@ -73,6 +75,19 @@ def compare_shapes(
             found=_describe(missing, unexpected, misshapen),
             advice="config and weights do not belong together, or the model reads too little: "
             "a tensor that nobody reads (a bias, say) changes the result silently",
+        )
+
+
+def _refuse_integers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    kinds = {name: checkpoint.tensors[name].dtype for name in names}
+    whole = [name for name, dtype in kinds.items() if dtype.kind in "iub"]
+    if whole:
+        raise CheckpointError(
+            str(checkpoint.path),
+            expected="floating-point weights",
+            found=f"{', '.join(sorted({kinds[name].name for name in whole}))} in {len(whole)} "
+            f"tensors: {collapse_names(whole)}",
+            advice="a quantised checkpoint has to be converted to float32, bfloat16 or float16",
         )
 
 

@@ -1,5 +1,6 @@
 """transformers as an engine: any model object, any attention implementation."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -91,6 +92,7 @@ class HFEngine:
             raise UsageError(
                 "dtype", expected=" or ".join(_DTYPES), found=dtype, advice="choose one of them"
             )
+        _require_attention(attention, name or f"hf:{attention}")
         try:
             with _quiet():
                 model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -209,6 +211,22 @@ def _cache_argument(model: torch.nn.Module) -> str:
     """``cache`` where forward has that argument, ``past_key_values`` in older releases."""
     arguments = inspect.signature(model.forward).parameters
     return "cache" if "cache" in arguments else "past_key_values"
+
+
+def _require_attention(attention: str, name: str) -> None:
+    """Refuse a misspelt attention implementation before the weights are read."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
+    if attention in known or "/" in attention:  # a kernel of the hub is owner/name
+        return
+    near = difflib.get_close_matches(attention, known, n=1)
+    raise EngineError(
+        f"engine {name}",
+        expected=f"an attention implementation that transformers lists: {', '.join(known)}",
+        found=repr(attention),
+        advice=f"did you mean hf:{near[0]}?" if near else "for example hf:eager or hf:sdpa",
+    )
 
 
 def _loading_failed(name: str, attention: str, error: Exception) -> EngineError:

@@ -36,9 +36,9 @@ def convert_gguf(path: Path, *, cache_dir: Path) -> Path:
     parent = cache_dir / "gguf"
     key = f"{sha256}-v{CONVERTER_VERSION}"
     target = parent / key
-    if target.is_dir():
-        return target
     try:
+        if target.is_dir():
+            return target
         parent.mkdir(parents=True, exist_ok=True)
         with _hold_lock(parent / f"{key}.lock") as locked:
             if locked:
@@ -49,7 +49,7 @@ def convert_gguf(path: Path, *, cache_dir: Path) -> Path:
         raise CheckpointError(
             str(parent),
             expected="a directory in which a converted GGUF file can be kept",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {error.strerror or error}",
             advice="make room or name another directory in LOGITS_PARITY_CACHE",
         ) from error
     return target

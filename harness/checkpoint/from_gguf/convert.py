@@ -118,7 +118,7 @@ def _read_token_ids(file: GgufFile, vocab_size: int) -> dict[str, Any]:
     wrong = [
         f"{key} = {ids[name]!r}"
         for name, key in _TOKEN_IDS
-        if not (ids[name] is None or ids[name] in range(vocab_size))
+        if not (ids[name] is None or (type(ids[name]) is int and ids[name] in range(vocab_size)))
     ]
     if wrong:
         raise CheckpointError(

@@ -221,7 +221,7 @@ def _stored_bytes(shape: list[int], kind: int, name: str) -> int:
     sizes = {int(known): block for known, block in GGML_QUANT_SIZES.items()}
     if kind not in sizes:
         raise _Damage(f"{name} is of the unknown storage type {kind}")
-    block, block_bytes = sizes[kind]
+    block, block_bytes = (int(size) for size in sizes[kind])
     if shape and shape[0] % block:
         raise _Damage(f"{name} has rows of {shape[0]}, no multiple of {block}")
     # NumPy cannot hold a shape whose other sizes multiply beyond 64 bits, though one of them be 0.

@@ -23,6 +23,15 @@ _SPECIAL_IDS = (
     ("unk_token", "tokenizer.ggml.unknown_token_id"),
 )
 _TEMPLATE = "tokenizer.chat_template"
+_TYPES: Mapping[str, type] = {
+    "model": str,
+    "pre": str,
+    "add_space_prefix": bool,
+    "add_bos_token": bool,
+    "add_eos_token": bool,
+    **{key.rpartition(".")[2]: int for _, key in _SPECIAL_IDS},
+}
+_LISTS: Mapping[str, type] = {"tokens": str, "merges": str, "token_type": int}
 
 
 class TokenizerProblem(Exception):
@@ -41,14 +50,30 @@ def write_tokenizer(file: GgufFile, directory: Path, *, vocab_size: int) -> None
         TokenizerProblem: If the file holds no tokenizer or one that cannot be rebuilt; nothing is
             written then.
     """
+    _require_types(file.metadata)
     pretokenizer = _find_pretokenizer(file.metadata)
     tokens = _read_tokens(file.metadata, vocab_size)
     special = _read_special(file.metadata, tokens)
     tokenizer = _build(file.metadata, pretokenizer, tokens, special)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    text = tokenizer.to_str(pretty=True)  # its own save raises a bare Exception on a full disk
+    (directory / "tokenizer.json").write_text(text, encoding="utf-8")
     config = _make_config(file.metadata, pretokenizer, special)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _require_types(metadata: Mapping[str, Any]) -> None:
+    """A damaged file may hold anything under a key; None is a key that is not there."""
+    for key, value in metadata.items():
+        name = key.removeprefix("tokenizer.ggml.")
+        kind = str if key.startswith(_TEMPLATE) else _TYPES.get(name)
+        listed = _LISTS.get(name)
+        if kind is not None and type(value) is not kind:
+            raise TokenizerProblem(f"{key} is {type(value).__name__}, not {kind.__name__}")
+        if listed is not None and not (
+            isinstance(value, list) and all(type(item) is listed for item in value)
+        ):
+            raise TokenizerProblem(f"{key} is no list of {listed.__name__}")
 
 
 def _find_pretokenizer(metadata: Mapping[str, Any]) -> Pretokenizer:
