@@ -17,6 +17,9 @@ DEFAULT_ENGINES = ("hf:eager", "hf:sdpa", "reference")
 #: No vocabulary comes near; what lies beyond is damage, and would not fit an array of integers.
 LARGEST_ID = (1 << 31) - 1
 
+#: Far more do not fail but end the process: the system has no room for them.
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -140,6 +143,13 @@ class Case:
             ("decode", self.decode, 0),
         ):
             _at_least(where, key, number, least)
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise CaseError(
+                where,
+                expected=f"threads of {MOST_THREADS} or fewer",
+                found=str(self.threads) if self.threads < 1 << 64 else "a number beyond 64 bits",
+                advice="write about as many as there are cores, or leave it out",
+            )
 
 
 def resolve_model(case: Case) -> str:

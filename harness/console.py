@@ -110,7 +110,10 @@ def _show_error(error: ParityError) -> None:
         ("found", error.found),
         ("advice", error.advice),
     ):
-        screen.print(Text(f"  {label + ':':10}{visible(value)}", style="red"), soft_wrap=True)
+        # A list that spans lines stays a list; every other control character is spelt out.
+        lines = [visible(line) for line in value.rstrip("\n").split("\n")]
+        words = ("\n" + " " * 10).join(lines)
+        screen.print(Text(f"  {label + ':':10}{words}", style="red"), soft_wrap=True)
 
 
 def _show_bug(error: Exception, *, debug: bool) -> None:

@@ -4,6 +4,8 @@ import copy
 import importlib.util
 import json
 import random
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,6 +269,66 @@ def save_tiny(path: Path, family: str, overrides: dict[str, Any]) -> None:
                 spread = 1.5 / parameter.shape[1] ** 0.5
                 parameter.normal_(0.0, spread, generator=generator)
     model.save_pretrained(path)
+
+
+SAID = re.compile(
+    r"Error: (.*)\n  expected: (.*)\n  found:    (.*(?:\n {12}.*)*)\n  advice:   (.*)\n"
+)
+TINY_CASE = """
+format = "logits-parity/case"
+version = 1
+model = "./model"
+engines = ["hf:eager"]
+greedy = 2
+decode = 1
+[[prompts]]
+name = "p"
+token_ids = [1, 2, 3]
+"""
+
+
+class Desk:
+    """A folder with a small checkpoint, a case and its earlier reports, seen from outside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = folder / "model"
+        self.case = folder / "case.toml"
+        self.case.write_text(TINY_CASE)
+        self.reports = folder / "reports"
+        self.reports.mkdir()
+        for name in ("case.html", "case.json"):
+            (self.reports / name).write_text(f"the earlier {name}")
+
+    def files(self) -> dict[str, bytes]:
+        """Content of all reports."""
+        return {p.name: p.read_bytes() for p in self.reports.iterdir()}
+
+    def refuses(self, *arguments: str, **environment: str) -> tuple[str, str, str, str]:
+        """Run the command, which must refuse: where, expected, found and advice as it says them."""
+        from typer.testing import CliRunner
+
+        from harness import cli
+
+        before = self.files()
+        ran = CliRunner().invoke(cli.app, arguments or ("run", "case.toml"), env=environment)
+        assert isinstance(ran.exception, SystemExit), ran.exception
+        assert ran.exit_code == 2, ran.output
+        assert "Traceback" not in ran.output
+        said = SAID.fullmatch(ran.stderr)
+        assert said is not None, ran.stderr
+        assert self.files() == before
+        where, expected, found, advice = said.groups()
+        return where, expected, re.sub(r"\n +", "\n", found), advice
+
+
+@pytest.fixture
+def desk(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A working folder in which ``parity run case.toml`` would pass."""
+    shutil.copytree(tiny(), tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGITS_PARITY_CACHE", str(tmp_path / "cache"))
+    return Desk(tmp_path)
 
 
 @pytest.fixture(scope="session")

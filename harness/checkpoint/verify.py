@@ -12,6 +12,7 @@ from .names import collapse_names
 
 _CHUNK = 1 << 22  # elements looked at in one go
 _SHOWN = 8
+_LISTED = 20  # more than the tensors of one layer, so that an absent layer is told in full
 
 Shape = tuple[int, ...]
 
@@ -94,10 +95,10 @@ def _refuse_integers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
 def _describe(missing: list[str], unexpected: list[str], misshapen: list[str]) -> str:
     lines = ["a different set"]
     if missing:
-        lines.append(f"missing ({len(missing)}): {collapse_names(missing)}")
+        lines.append(f"missing ({len(missing)}): {collapse_names(missing, limit=_LISTED)}")
     if unexpected:
         lines.append(
-            f"unexpected, read by nobody ({len(unexpected)}): {collapse_names(unexpected)}"
+            f"unexpected, read by nobody ({len(unexpected)}): {collapse_names(unexpected, limit=_LISTED)}"
         )
     if misshapen:
         more = len(misshapen) - _SHOWN

@@ -72,19 +72,21 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
             path = target
             os.replace(temporary, target)
     except OSError as error:
-        full = error.errno in _FULL
-        raise UsageError(
-            str(path),
-            expected="a file that can be written",
-            found=(error.strerror or type(error).__name__).lower(),
-            advice="make room there, or choose another folder"
-            if full
-            else "choose another folder or file, or mend its permissions",
-        ) from None
+        raise _refused(path, error) from None
     finally:
         for temporary in waiting.values():
             with contextlib.suppress(OSError):  # it is gone where it was put in place
                 temporary.unlink()
+
+
+def _refused(path: Path, error: OSError) -> UsageError:
+    found = (error.strerror or type(error).__name__).lower()
+    advice = "choose another folder or file, or mend its permissions"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        found = "a file where its folder should be"
+    if error.errno in _FULL:
+        advice = "make room there, or choose another folder"
+    return UsageError(str(path), expected="a file that can be written", found=found, advice=advice)
 
 
 def _name_beside(target: Path) -> Path:
