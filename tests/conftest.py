@@ -312,8 +312,7 @@ class Desk:
 
         before = self.files()
         ran = CliRunner().invoke(cli.app, arguments or ("run", "case.toml"), env=environment)
-        assert isinstance(ran.exception, SystemExit), ran.exception
-        assert ran.exit_code == 2, ran.output
+        assert ran.exit_code == 2, (ran.output, ran.exception)
         assert "Traceback" not in ran.output
         said = SAID.fullmatch(ran.stderr)
         assert said is not None, ran.stderr

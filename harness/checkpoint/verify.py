@@ -97,9 +97,8 @@ def _describe(missing: list[str], unexpected: list[str], misshapen: list[str]) -
     if missing:
         lines.append(f"missing ({len(missing)}): {collapse_names(missing, limit=_LISTED)}")
     if unexpected:
-        lines.append(
-            f"unexpected, read by nobody ({len(unexpected)}): {collapse_names(unexpected, limit=_LISTED)}"
-        )
+        names = collapse_names(unexpected, limit=_LISTED)
+        lines.append(f"unexpected, read by nobody ({len(unexpected)}): {names}")
     if misshapen:
         more = len(misshapen) - _SHOWN
         rest = f"; and {more} more" if more > 0 else ""
