@@ -152,10 +152,19 @@ def weight_difference(name: str, reference: Array, candidate: Array) -> WeightDi
     )
 
 
+def common_positions(axes: str, a: Array, b: Array) -> tuple[Array, Array]:
+    """Two taps at the positions that both cover: the last ones, where one covers fewer."""
+    at = axes.find("T")
+    if a.shape == b.shape or at < 0:
+        return a, b
+    last = (*(slice(None),) * at, slice(-min(a.shape[at], b.shape[at]), None))
+    return a[last], b[last]
+
+
 def pair_difference(
     a: str, values_a: Array, b: str, values_b: Array, chunk: int, tap: str
 ) -> PairDifference:
-    """Measure two candidates' values of one tap against each other."""
+    """Measure two candidates' values of one tap, of one shape, against each other."""
     largest, total = 0.0, 0.0
     for _, x, y in _blocks(values_a, values_b):
         error = np.abs(y - x) if x.dtype != bool else (x != y)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import decode, token_texts
+from .compare import common_positions
 from .contract import TOLERANCE, UNIT_LIMIT
 from .engines.protocol import TokenIds
 from .errors import CheckpointError
@@ -101,7 +102,8 @@ def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[Logit
     names = list(everyone)
     for index, a in enumerate(names):
         for b in names[index + 1 :]:
-            pair = pairwise(a, everyone[a], b, everyone[b])
+            x, y = common_positions("BTV", everyone[a], everyone[b])
+            pair = pairwise(a, x, b, y)
             if a in chosen and b in chosen and chosen[a].shape[1]:
                 agree = count_equal(chosen[a][0], chosen[b][0])
                 pair = replace(pair, greedy_agreement=agree)

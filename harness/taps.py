@@ -1,11 +1,13 @@
 """Names of the intermediates that engines hand over, and the axes of each.
 
 One alphabet for axes: B batch, T query positions, S key positions, H heads, K kv heads, D head
-dim, C model dim, F MLP dim, V vocabulary.
+dim, C model dim, F MLP dim, V vocabulary, P fused projection.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 #: What an axis letter means, for messages and reports.
 AXES = {
@@ -18,12 +20,16 @@ AXES = {
     "C": "channel",
     "F": "MLP channel",
     "V": "vocabulary entry",
+    "P": "channel of the fused projection",
 }
 
 #: Axes of each tap, by its name without the layer prefix.
 AXES_OF_TAP = {
     "embed": "BTC",
+    "pos_embed": "BTC",
+    "embed_sum": "BTC",
     "attn_norm": "BTC",
+    "attn.qkv": "BTP",
     "attn.q": "BHTD",
     "attn.k": "BKTD",
     "attn.v": "BKTD",
@@ -34,19 +40,24 @@ AXES_OF_TAP = {
     "attn.keys": "BKSD",
     "attn.values": "BKSD",
     "attn.scores": "BHTS",
+    "attn.scores_capped": "BHTS",
     "attn.mask": "BTS",
     "attn.probs": "BHTS",
     "attn.context": "BHTD",
     "attn.out": "BTC",
+    "attn_post_norm": "BTC",
     "resid_mid": "BTC",
     "mlp_norm": "BTC",
     "mlp.gate": "BTF",
     "mlp.up": "BTF",
+    "mlp.fc": "BTF",
     "mlp.act": "BTF",
     "mlp.prod": "BTF",
     "mlp.out": "BTC",
+    "mlp_post_norm": "BTC",
     "resid_post": "BTC",
     "final_norm": "BTC",
+    "logits_uncapped": "BTV",
     "logits": "BTV",
 }
 
@@ -77,6 +88,20 @@ def split(tap: str) -> TapName:
 def axes_of(tap: str) -> str:
     """Axis letters of a tap, for example ``BHTD``; empty for a tap that the table lacks."""
     return AXES_OF_TAP.get(split(tap).kind, "")
+
+
+def declared(unavailable: Mapping[str, str], tap: str) -> str | None:
+    """The reason why an engine cannot give a tap, None if it does not say that it cannot.
+
+    Args:
+        unavailable: Reasons by the kind of tap (``attn.scores``), by its whole name
+            (``layers.3.attn.q``) or by a pattern of whole names (``layers.[4-9].*``, ``*``).
+        tap: Name of the tap.
+    """
+    for key in (tap, split(tap).kind):
+        if key in unavailable:
+            return unavailable[key]
+    return next((why for pattern, why in unavailable.items() if fnmatchcase(tap, pattern)), None)
 
 
 def format_shape(axes: str, shape: tuple[int, ...]) -> str:

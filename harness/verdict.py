@@ -190,7 +190,7 @@ def _decide_without_replay(own: Sequence[tuple[str, Comparison]], floor: float |
 
 
 def _describe(comparison: Comparison) -> str:
-    if comparison.note and not comparison.weights:
+    if comparison.status is not TapStatus.COMPARED and not comparison.weights:
         return f"{comparison.tap}: {comparison.note}"
     local = comparison.local
     units = local.units if local is not None else float("nan")

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ..compare import difference, local_error, locate, weight_difference, worst_nonfinite
 from ..references_seam import step as seam
 from ..result import Comparison, LocalError, TapStatus, WeightDifference
-from ..taps import axes_of, format_shape, split
+from ..taps import axes_of, declared, format_shape
 from .bounds import Call, Operand, unit
 from .precision import DTYPES
-from .source import TapSource
+from .source import LastPositions, TapSource
 
 Array = NDArray[Any]
 
@@ -26,7 +26,7 @@ class Candidate:
         name: The engine's name.
         dtype: Its dtype; parameters are rounded to it before they are lifted.
         source: Its taps.
-        unavailable: Kinds of taps that it declares it cannot give, with the reason.
+        unavailable: Taps that it declares it cannot give; see :func:`harness.taps.declared`.
         parameters: Its parameters in memory, by their name in the checkpoint.
     """
 
@@ -62,7 +62,8 @@ class Outcome:
         operand: What its lane goes on with.
         comparison: None for an intermediate that nobody compares.
         call: Inputs, constants and float64 output of the op.
-        found: What the candidate has, in float64; None if that was not compared.
+        found: What the candidate has, in float64; None if that was not compared. It may cover
+            the last positions alone.
     """
 
     operand: Operand
@@ -94,14 +95,18 @@ def examine(
         return Outcome(_carried(op, call), None, call, None)
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
     found, status, note = _take(candidate, place, place.tap, truth)
-    measured, local = None, None
+    measured, local, operand = None, None, None
     if found is not None and worst_nonfinite(call.output.value) is not None:
         status = TapStatus.NOT_FINITE
         note = "the op in float64 on the candidate's own inputs is not finite"
     elif found is not None:
         axes = axes_of(place.tap)
-        measured = difference(_float(truth), _float(found), axes, start=place.start)
-        local = _local(op, call, found, axes, place)
+        given = _given(truth, found)
+        start = _start(place, axes, given)
+        measured = difference(_float(truth[given]), _float(found), axes, start=start)
+        bound = unit(op, call)
+        local = _local(call, bound, given, found, axes, start)
+        operand = _merged(call, bound, given, found)
     comparison = Comparison(
         candidate=candidate.name,
         chunk=place.chunk,
@@ -116,7 +121,8 @@ def examine(
         note=note,
         weights=held,
     )
-    operand = _carried(op, call) if found is None else Operand(found)
+    if operand is None:
+        operand = _carried(op, call) if found is None else Operand(found)
     return Outcome(operand, comparison, call, found)
 
 
@@ -125,20 +131,49 @@ def _carried(op: Callable[..., Any], call: Call) -> Operand:
     return Operand(call.output.value, unit(op, call))
 
 
+def _given(truth: Array, found: Array) -> tuple[slice, ...]:
+    """Which part of the whole tap the candidate gave: all of it, or its last positions."""
+    if found.shape == truth.shape:
+        return (slice(None),) * truth.ndim
+    return tuple(
+        slice(whole - size, None) for whole, size in zip(truth.shape, found.shape, strict=True)
+    )
+
+
+def _start(place: Place, axes: str, given: tuple[slice, ...]) -> int:
+    """Position of the first query that the candidate gave."""
+    return place.start + (given[axes.index("T")].start or 0 if "T" in axes else 0)
+
+
+def _merged(call: Call, bound: Array, given: tuple[slice, ...], found: Array) -> Operand:
+    """What the candidate gave and, at the other positions, the float64 output with its bound."""
+    if found.shape == call.output.value.shape:
+        return Operand(found)
+    value, incoming = call.output.value.copy(), bound.copy()
+    value[given], incoming[given] = found, 0
+    return Operand(value, incoming)
+
+
 def _take(
     candidate: Candidate, place: Place, tap: str, truth: Array
 ) -> tuple[Array | None, TapStatus, str]:
     """The candidate's tap in float64, or why it cannot be compared."""
-    reason = candidate.unavailable.get(split(tap).kind)
+    reason = declared(candidate.unavailable, tap)
     if reason is not None:
         return None, TapStatus.UNAVAILABLE, reason
     found = candidate.source.take(place.chunk, tap)
     if found is None:
         note = "the engine did not hand it over and did not declare so"
         return None, TapStatus.MISSING, note
-    if found.shape != truth.shape:
-        axes = axes_of(tap)
-        expected, got = format_shape(axes, truth.shape), format_shape(axes, found.shape)
+    axes, note, whole = axes_of(tap), "", truth.shape
+    if isinstance(found, LastPositions):
+        found = found.value
+        whole = _last(axes, truth.shape, found.shape)
+        if whole != truth.shape:
+            at = axes.index("T")
+            note = f"the last {whole[at]} of {truth.shape[at]} positions"
+    if found.shape != whole:
+        expected, got = format_shape(axes, whole), format_shape(axes, found.shape)
         return None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}"
     if found.dtype != bool:
         found = np.ascontiguousarray(found, dtype=np.float64)
@@ -146,12 +181,22 @@ def _take(
         return None, TapStatus.NOT_FINITE, _describe_nonfinite(tap, place, truth, found)
     if worst_nonfinite(truth) is not None:
         return None, TapStatus.NOT_FINITE, "the float64 reference itself is not finite there"
-    return found, TapStatus.COMPARED, ""
+    return found, TapStatus.COMPARED, note
+
+
+def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a tap of the last positions must have: some T, 1 to all, and the rest."""
+    at = axes.find("T")
+    if at < 0 or len(found) != len(whole) or not 0 < found[at] <= whole[at]:
+        return whole
+    return (*whole[:at], found[at], *whole[at + 1 :])
 
 
 def _describe_nonfinite(tap: str, place: Place, truth: Array, found: Array) -> str:
     flat = worst_nonfinite(found) or 0
-    where = locate(axes_of(tap), flat, truth, found, start=place.start)
+    axes = axes_of(tap)
+    given = _given(truth, found)
+    where = locate(axes, flat, truth[given], found, start=_start(place, axes, given))
     count = int(np.count_nonzero(~np.isfinite(found)))
     return (
         f"{count} of {found.size} values are not finite, first {found.flat[flat]} at "
@@ -159,16 +204,18 @@ def _describe_nonfinite(tap: str, place: Place, truth: Array, found: Array) -> s
     )
 
 
-def _local(op: Callable[..., Any], call: Call, found: Array, axes: str, place: Place) -> LocalError:
-    size = unit(op, call).astype(np.float64)
+def _local(
+    call: Call, bound: Array, given: tuple[slice, ...], found: Array, axes: str, start: int
+) -> LocalError:
+    size = bound[given].astype(np.float64)
     size *= call.precision.unit_roundoff
     size += call.precision.underflow
     return local_error(
-        _float(call.output.value),
+        _float(call.output.value[given]),
         _float(found),
         size,
         axes,
-        start=place.start,
+        start=start,
         inherited_bound=any(x is not None and x.incoming is not None for x in call.inputs),
     )
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compare import pair_difference
+from ..compare import common_positions, pair_difference
 from ..contract import UNIT_LIMIT
 from ..references_seam import step as seam
 from ..result import Comparison, PairDifference
-from ..taps import split
+from ..taps import axes_of, split
 from .bounds import Call, Operand
 from .lane import Candidate, Outcome, Place, examine, rounded
 from .precision import precision
@@ -174,7 +174,8 @@ class Lockstep:
             if failed and self._on_failure is not None:
                 self._on_failure(Replayed(comparison, op, outcome.call, found))
         for a, b in combinations(seen, 2):
-            self.record.pairs.append(pair_difference(a, seen[a], b, seen[b], self._chunk, tap))
+            x, y = common_positions(axes_of(tap), seen[a], seen[b])
+            self.record.pairs.append(pair_difference(a, x, b, y, self._chunk, tap))
         if tap == "logits":
             self.record.logits.append(LogitsSeen(self._chunk, truth, seen))
         self._order += 1

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -20,10 +21,21 @@ TokenIds = NDArray[np.int64]
 AHEAD = 48
 
 
+@dataclass(frozen=True, slots=True)
+class LastPositions:
+    """A tap that covers the last positions of its chunk alone: logits of the last token, say.
+
+    Attributes:
+        value: As the whole tap, with fewer positions on its T axis.
+    """
+
+    value: Array
+
+
 class TapSource(Protocol):
     """The taps of one run of one candidate."""
 
-    def take(self, chunk: int, tap: str) -> Array | None:
+    def take(self, chunk: int, tap: str) -> Array | LastPositions | None:
         """Hand over a tap and forget it; None if this chunk has no such tap.
 
         Chunks must be asked for in order; taps may be asked for in any order within one.
