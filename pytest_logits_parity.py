@@ -1,235 +1,141 @@
 """The pytest plugin: case files as tests, and the ``parity`` fixture for tests written by hand.
 
-A file is collected where it says ``format = "logits-parity/case"``, in a folder named ``cases``
-also where it only looks like a case, so that one whose format line is missing fails and does not
-vanish. Importing this module imports nothing of ours and nothing heavy; see :func:`_harness`.
+This module has the hooks; what they do is in :mod:`harness.pytest_plugin`. It is loaded in every
+session of everybody who has it installed, so importing it imports nothing heavy, and ours goes by
+the name ``logits_parity.harness``, for ``harness`` may be somebody else's; see
+:mod:`harness.pytest_plugin.names`.
 """
 
-import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import logits_parity
+
 if TYPE_CHECKING:
-    from harness.case import Case
-    from harness.result import RunResult
-
-#: So much of a TOML file is read to see whether it is a case.
-_HEAD = 64 * 1024
-
-_FORMAT = re.compile(r"""^\s*format\s*=\s*["']logits-parity/""", re.MULTILINE)
-_LOOKS_LIKE_CASE = (
-    re.compile(r"^\s*model\s*=", re.MULTILINE),
-    re.compile(r"^\s*(\[\[\s*prompts\s*\]\]|prompts\s*=)", re.MULTILINE),
-)
+    from harness.pytest_plugin import cases, fixture, names, outcome, summary
+else:
+    from logits_parity.harness.pytest_plugin import cases, fixture, names, outcome, summary
 
 
-def _harness() -> SimpleNamespace:
-    """What the plugin uses of our package: the only place that imports it, and only in use."""
-    import harness
-    from harness.case import safe_stem
-    from harness.case_file import load_case
-    from harness.errors import ParityError
-    from harness.pipeline import run_case
-    from harness.report import files, text, wording
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Options, each with an ini key of the same meaning.
 
-    return SimpleNamespace(
-        check=lambda *args, **options: harness.check(*args, **options),
-        load_case=load_case,
-        run_case=run_case,
-        safe_stem=safe_stem,
-        ParityError=ParityError,
-        write_report=files.write_report,
-        failure_text=text.failure_text,
-        summary_line=text.summary_line,
-        units=wording.units,
-    )
-
-
-class ParityFailure(AssertionError):
-    """A verdict that is no pass; its text is the whole report of the failure."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options, each with an ini key of the same meaning."""
-    group = parser.getgroup("parity", "logits parity")
+    The hook runs as soon as the plugin is registered, before anything of the user's is imported:
+    the moment to give way to a ``harness`` of theirs.
+    """
+    remove = names.install(logits_parity.__name__)
+    pluginmanager.register(_Cleaner(remove), "logits-parity-names")
+    group = parser.getgroup("parity", "logits parity (case files and the parity fixture)")
     group.addoption(
         "--parity-report-dir",
         metavar="DIR",
-        help="folder for reports of case files, relative to the root folder (default: reports)",
+        help="folder for reports, relative to the root folder (default: reports)",
+    )
+    group.addoption(
+        "--parity-reports",
+        choices=outcome.REPORTS,
+        help="which comparisons get an HTML and a JSON report (default: all)",
+    )
+    group.addoption(
+        "--parity-missing",
+        choices=("fail", "skip"),
+        help="what becomes of a case file that needs a package which is not installed: its model,"
+        " or an attention implementation (default: fail)",
     )
     group.addoption(
         "--parity-engine",
         action="append",
+        dest="parity_engines",
         metavar="ENGINE",
-        help="run case files with this engine instead of theirs; may be given again",
+        help="run case files with this engine instead of theirs, for example hf:sdpa; may be given"
+        " again",
     )
     group.addoption(
         "--parity-model", metavar="MODEL", help="run case files on this model instead of theirs"
     )
-    parser.addini("parity_report_dir", "folder for reports of case files", default="reports")
+    group.addoption(
+        "--parity-dtype",
+        metavar="DTYPE",
+        help="run case files in float32, bfloat16 or float16 instead of theirs",
+    )
+    parser.addini("parity_report_dir", "folder for reports", default="reports")
+    parser.addini(
+        "parity_reports", "which comparisons get reports: all, failed or none", default="all"
+    )
+    parser.addini(
+        "parity_missing", "a case file whose package is absent: fail or skip", default="fail"
+    )
     parser.addini("parity_engines", "engines to run case files with", type="args", default=[])
     parser.addini("parity_model", "model to run case files on", default="")
+    parser.addini("parity_dtype", "dtype to run case files in", default="")
+
+
+class _Cleaner:
+    """Takes the finder of names away when the session ends."""
+
+    def __init__(self, remove: Any) -> None:
+        self._remove = remove
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """The last hook of a session."""
+        self._remove()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Keep assertions in somebody's ``harness`` as they are.
+
+    pytest rewrites assertions in all top-level packages of a plugin's distribution, and goes by
+    the name alone. Nothing of ours asserts.
+    """
+    hook = early_config.pluginmanager.rewrite_hook
+    marked = getattr(hook, "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked.difference_update(names.SHARED)
+        getattr(hook, "_marked_for_rewrite_cache", {}).clear()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker that case files carry, and refuse settings that do not exist."""
+    config.addinivalue_line(
+        "markers",
+        "parity: compares implementations of a language model op by op; every case file has it"
+        ' (select with -m parity, leave out with -m "not parity")',
+    )
+    for key, known in (("parity_reports", outcome.REPORTS), ("parity_missing", ("fail", "skip"))):
+        found = outcome.setting(config, key)
+        if found not in known:
+            raise pytest.UsageError(
+                f"{key}: expected {' or '.join(known)}, found {found!r}: correct it in the ini file"
+            )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect case files; other TOML files are none of our business."""
-    if file_path.suffix == ".toml" and is_case_file(file_path):
-        return CaseFile.from_parent(parent, path=file_path)
+    if file_path.suffix == ".toml" and cases.is_case_file(file_path):
+        return cases.CaseFile.from_parent(parent, path=file_path)
     return None
-
-
-def is_case_file(path: Path) -> bool:
-    """Whether a TOML file is a case, or meant to be one, by a look at its text."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD).decode("utf-8", "replace")
-    except OSError:
-        return False
-    if _FORMAT.search(head.removeprefix("\ufeff")):
-        return True
-    return "cases" in path.parent.parts and all(p.search(head) for p in _LOOKS_LIKE_CASE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give cases of one stem in different folders reports of different names."""
-    cases = [item for item in items if isinstance(item, CaseItem)]
-    stems = [case.path.stem.casefold() for case in cases]
-    for case, stem in zip(cases, stems, strict=True):
-        if stems.count(stem) > 1:
-            case.report_name = case.nodeid.split("::")[0].removesuffix(".toml")
+    cases.tell_apart(items)
 
 
-class CaseFile(pytest.File):
-    """A case file: one item, for its engines share the weights and the reference's run."""
-
-    def collect(self) -> Iterator["CaseItem"]:
-        """The one item, named as the file."""
-        yield CaseItem.from_parent(self, name=self.path.stem)
-
-
-class CaseItem(pytest.Item):
-    """One case: fails unless the verdict is pass or rounding."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.report_name = self.path.stem
-
-    def runtest(self) -> None:
-        """Run the case, write its report, judge."""
-        ours = _harness()
-        try:
-            case = self._overridden(ours.load_case(self.path))
-            result = ours.run_case(case, command=self._command())
-            folder = _report_dir(self.config)
-            page = ours.write_report(result, folder, stem=ours.safe_stem(self.report_name)).html
-        except ours.ParityError as error:
-            raise ParityFailure(str(error)) from None
-        where = f"HTML report: {_shown(page, self.config)}"
-        self.user_properties += _properties(result)
-        self.add_report_section("call", "parity", f"{ours.summary_line(result)}\n{where}")
-        if result.exit_code != 0:
-            raise ParityFailure(f"{ours.failure_text(result)}\n\n{where}")
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The text of a failure that was meant, a traceback for one that was not."""
-        if isinstance(excinfo.value, ParityFailure):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """How the item is called in listings."""
-        return self.path, None, f"parity case {self.name}"
-
-    def _overridden(self, case: "Case") -> "Case":
-        from dataclasses import replace
-
-        config = self.config
-        engines = config.getoption("parity_engine") or config.getini("parity_engines")
-        model = config.getoption("parity_model") or config.getini("parity_model")
-        changes: dict[str, Any] = {"engines": tuple(engines)} if engines else {}
-        return replace(case, **changes, **({"model": model} if model else {}))
-
-    def _command(self) -> str:
-        import shlex
-
-        return shlex.join(["pytest", self.nodeid.split("::")[0]])
-
-
-def _report_dir(config: pytest.Config) -> Path:
-    chosen = config.getoption("parity_report_dir") or config.getini("parity_report_dir")
-    return config.rootpath / str(chosen)
-
-
-def _shown(path: Path, config: pytest.Config) -> str:
-    root = config.rootpath
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
-
-
-def _properties(result: "RunResult") -> list[tuple[str, object]]:
-    """What JUnit files say of a case."""
-    properties: list[tuple[str, object]] = [("parity_verdict", result.verdict.value)]
-    for candidate in result.candidates:
-        units = _harness().units(candidate.worst_units)
-        properties.append((f"parity_{candidate.candidate}_verdict", candidate.verdict.value))
-        properties.append((f"parity_{candidate.candidate}_worst_units", units))
-    return properties
-
-
-class Parity:
-    """What the ``parity`` fixture hands to a test.
-
-    Args:
-        request: The test's own.
-    """
-
-    def __init__(self, request: pytest.FixtureRequest) -> None:
-        self._request = request
-
-    def check(
-        self,
-        engine: Any,
-        *,
-        checkpoint: str | Path,
-        token_ids: Sequence[Sequence[int]],
-        **options: Any,
-    ) -> "RunResult":
-        """Compare an engine, or a model in memory, with a checkpoint; does not judge.
-
-        Args:
-            engine: What ``harness.check`` takes.
-            checkpoint: The files that say what is right.
-            token_ids: Rows of token ids, [B, T].
-            **options: Handed on to ``harness.check``.
-        """
-        ours = _harness()
-        result: RunResult = ours.check(
-            engine, checkpoint=checkpoint, token_ids=token_ids, **options
-        )
-        self._request.node.user_properties += _properties(result)
-        self._request.node.add_report_section("call", "parity", ours.summary_line(result))
-        return result
-
-    def assert_parity(
-        self,
-        engine: Any,
-        *,
-        checkpoint: str | Path,
-        token_ids: Sequence[Sequence[int]],
-        **options: Any,
-    ) -> "RunResult":
-        """As :meth:`check`, and fail the test unless the verdict is pass or rounding."""
-        __tracebackhide__ = True
-        result = self.check(engine, checkpoint=checkpoint, token_ids=token_ids, **options)
-        if result.exit_code != 0:
-            pytest.fail(_harness().failure_text(result), pytrace=False)
-        return result
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was compared and where the reports are, where anything was."""
+    reports = [report for several in terminalreporter.stats.values() for report in several]
+    lines = summary.summary_lines(reports)
+    if lines:
+        terminalreporter.section("logits parity")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture
-def parity(request: pytest.FixtureRequest) -> Parity:
-    """Check engines and models in memory against a checkpoint: ``parity.assert_parity(...)``."""
-    return Parity(request)
+def parity(request: pytest.FixtureRequest) -> fixture.Parity:
+    """Compare a model with its checkpoint: parity.assert_parity(model, checkpoint=..., ...)."""
+    return fixture.Parity(request.node)

@@ -1,22 +1,30 @@
 """The Python entry: check model objects in memory against a checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .case import Case, Prompt
+from .checkpoint import encode
 from .engines.protocol import Engine
+from .engines.registry import make_engine, parse_name
+from .errors import UsageError
+from .locate import locate
 from .pipeline import compare
 from .result import RunResult
-from .subject import load_subject
+from .subject import Subject, load_subject
 
 
 def check(
-    engine: Engine | Sequence[Engine],
+    engine: Any,
     *,
     checkpoint: str | Path,
-    token_ids: Sequence[Sequence[int]],
+    token_ids: Sequence[Sequence[int]] | None = None,
+    prompt: str | Mapping[str, str] | None = None,
+    dtype: str | None = None,
     decode: int = 0,
     greedy: int = 0,
     name: str = "check",
@@ -24,11 +32,15 @@ def check(
     """Compare engines with the independent reference over a checkpoint's files.
 
     Args:
-        engine: One engine or several of different names; for a transformers model in memory,
-            patched or fine-tuned as it may be, ``HFEngine(model)``.
-        checkpoint: What the engines claim to compute: an HF directory, a GGUF file or a hub id.
+        engine: A transformers model in memory, patched or fine-tuned as it may be; an engine, for
+            example ``HFEngine(model, name="mine")``; the name of one that is to be loaded from
+            the checkpoint (``hf:sdpa``); or a list of these, of different names.
+        checkpoint: What the engines claim to compute: an HF directory, a GGUF file, a hub id or
+            ``package:PKG/FILE``.
         token_ids: One row of ids a sequence; rows of equal length.
-        decode: Number of decoding steps after the prompt that are compared too.
+        prompt: A text for the checkpoint's tokenizer in place of token ids, or several by name.
+        dtype: Of engines that are given by name: float32 if not given.
+        decode: Number of decoding steps after each prompt that are compared too.
         greedy: Number of greedy tokens to compare; only with one row.
         name: Of the case in the result.
 
@@ -36,18 +48,62 @@ def check(
         The result; ``.verdict``, ``.first_divergence.tap`` and ``.comparisons`` say most.
 
     Raises:
-        ParityError: The checkpoint or the token ids cannot be used.
+        ParityError: The checkpoint, an engine, the prompt or the token ids cannot be used.
     """
-    engines = list(engine) if isinstance(engine, Sequence) else [engine]
-    prompt = Prompt(name="tokens", token_ids=tuple(tuple(int(t) for t in row) for row in token_ids))
+    prompts = _prompts(token_ids, prompt)
+    source = locate(str(checkpoint)) if str(checkpoint).startswith("package:") else checkpoint
+    subject = load_subject(source)
+    listed = isinstance(engine, Sequence) and not isinstance(engine, str)
+    engines = [_engine(x, subject, dtype) for x in (engine if listed else [engine])]
     case = Case(
         name=name,
         model=str(checkpoint),
-        prompts=(prompt,),
+        prompts=prompts,
         engines=tuple(e.name for e in engines),
-        dtype=engines[0].dtype,
+        dtype=engines[0].dtype if engines else "float32",
         greedy=greedy,
         decode=decode,
     )
-    tokens = [np.array(prompt.token_ids, dtype=np.int64)]
-    return compare(load_subject(checkpoint), engines, tokens, case)
+    return compare(subject, engines, [_tokens(subject, p) for p in prompts], case)
+
+
+def _prompts(
+    token_ids: Sequence[Sequence[int]] | None, prompt: str | Mapping[str, str] | None
+) -> tuple[Prompt, ...]:
+    if (token_ids is None) == (prompt is None):
+        raise UsageError(
+            "check",
+            expected="exactly one of token_ids and prompt",
+            found="neither" if prompt is None else "both",
+            advice='give token_ids=[[1, 2, 3]], or prompt="a text"',
+        )
+    if token_ids is not None:
+        rows = tuple(tuple(int(token) for token in row) for row in token_ids)
+        return (Prompt(name="tokens", token_ids=rows),)
+    texts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt or {})
+    return tuple(Prompt(name=name, text=text) for name, text in texts.items())
+
+
+def _tokens(subject: Subject, prompt: Prompt) -> NDArray[np.int64]:
+    rows = prompt.token_ids or (encode(subject.checkpoint, prompt.text or ""),)
+    return np.array(rows, dtype=np.int64)
+
+
+def _engine(given: Any, subject: Subject, dtype: str | None) -> Engine:
+    """An engine as it is, one by name, or one around a model in memory."""
+    if isinstance(given, str):
+        name = parse_name(given, dtype=dtype or "float32")
+        return make_engine(name, path=subject.checkpoint.path, model=subject.model, threads=None)
+    if hasattr(given, "open"):
+        engine: Engine = given
+        return engine
+    if not hasattr(given, "named_parameters"):
+        raise UsageError(
+            "check",
+            expected="a transformers model, an engine or the name of one",
+            found=type(given).__name__,
+            advice='give the model itself, HFEngine(model), or a name such as "hf:sdpa"',
+        )
+    from .engines.hf import HFEngine
+
+    return HFEngine(given)

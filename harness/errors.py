@@ -50,6 +50,10 @@ class EngineError(ParityError):
     """An engine that cannot be loaded or that broke while it ran."""
 
 
+class MissingPackageError(CaseError, EngineError):
+    """A Python package that a model or an engine needs is not installed here."""
+
+
 class NotComparableError(ParityError):
     """The two sides cannot be compared in this environment."""
 

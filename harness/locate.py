@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path, PurePosixPath
 
-from .errors import CaseError
+from .errors import CaseError, MissingPackageError
 
 _PACKAGE = "package:"
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
@@ -89,7 +89,7 @@ def _package_file(model: str, install: str) -> Path:
     except ValueError:  # a module that somebody put in sys.modules without a spec
         spec = None
     if spec is None:
-        raise CaseError(
+        raise MissingPackageError(
             where,
             expected=f"the Python package {package}",
             found="that it is not installed",

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,9 @@ text = "hello"
 #: Stands in for the pipeline: reads the result that a test laid out for a case or a check.
 CONFTEST = """
 import dataclasses, pathlib, sys, types
-import harness
-from harness.errors import EngineError
-from harness.result import from_json
+from logits_parity import harness
+from logits_parity.harness.errors import EngineError, MissingPackageError
+from logits_parity.harness.result import from_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -33,15 +34,16 @@ def run_case(case, *, progress=None, command=""):
     seen.write_text(f"{case.model} {' '.join(case.engines)} {command}")
     path = RESULTS / f"{case.name}.json"
     if not path.exists():
-        raise EngineError("hf:flash", expected="it", found="none", advice="install it")
+        kind = MissingPackageError if case.name == "absent" else EngineError
+        raise kind("hf:flash", expected="it", found="none", advice="install it")
     return from_json(path.read_bytes())
 
 def check(engine, *, checkpoint, token_ids, **options):
     return from_json((RESULTS / f"{engine}.json").read_bytes())
 
-pipeline = types.ModuleType("harness.pipeline")
+pipeline = types.ModuleType("logits_parity.harness.pipeline")
 pipeline.run_case = run_case
-sys.modules["harness.pipeline"] = pipeline
+sys.modules["logits_parity.harness.pipeline"] = pipeline
 harness.check = check
 """
 
@@ -112,7 +114,10 @@ def test_case_fails_with_the_first_divergence_and_no_traceback(project: Project)
             "  reference * 1.5 *",
             "  candidate value * 1.75",
             "HTML report: reports/smol.html",
-            "FAILED cases/smol.toml::smol*",
+            "*= logits parity =*",
+            "1 compared: 1 fail",
+            "HTML report: reports/smol.html",
+            "FAILED cases/smol.toml::smol - *smol: fail at layers.1.attn.q_rope of *",
         ]
     )
     assert "Traceback" not in result.stdout.str()
@@ -186,6 +191,11 @@ def test_case_is_collected_in_any_folder_when_it_says_what_it_is(project: Projec
     project.pytest().assert_outcomes(passed=1)
 
 
+def test_case_of_somebody_else_is_left_alone_in_their_cases_folder(project: Project) -> None:
+    project.case("cases/theirs.toml", CASE.replace('format = "logits-parity/case"', ""))
+    project.pytest().assert_outcomes()
+
+
 def test_options_override_engines_model_and_folder(project: Project) -> None:
     project.outcome("smol", Verdict.PASS)
     project.case("cases/smol.toml")
@@ -231,6 +241,10 @@ def test_junit_file_holds_verdict_and_units(project: Project) -> None:
     assert properties["parity_hf:eager_verdict"] == "fail"
     assert properties["parity_hf:eager_worst_units"] == "15,756"
     assert properties["parity_hf:sdpa_verdict"] == "rounding"
+    assert properties["parity_report"] == "reports/smol.html"
+    (failure,) = ET.parse(project.path / "junit.xml").iter("failure")
+    message = failure.get("message") or ""
+    assert message.startswith("Failed: smol: fail at layers.1.attn.q_rope of hf:eager")
 
 
 def test_cases_run_under_xdist(project: Project) -> None:
@@ -276,6 +290,124 @@ def test_fixture_fails_with_the_first_divergence_when_asked_to_assert(project: P
     assert "assert_parity(" not in result.stdout.str()
 
 
+def test_every_comparison_of_the_fixture_has_a_report_of_its_own(project: Project) -> None:
+    project.outcome("mine", Verdict.ROUNDING)
+    (project.path / "test_mine.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('sign', ['<', '>', 'x' * 300])\n"
+        "def test_two(parity, sign):\n"
+        "    for _ in range(2):\n"
+        "        parity.check('mine', checkpoint='dir', token_ids=[[1, 2]])\n"
+    )
+    result = project.pytest("-n", "2", "--junitxml", "junit.xml", "--parity-report-dir", "out")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["6 compared: 6 rounding", "HTML report: out/* and 5 more *"])
+    written = {str(p.relative_to(project.path)) for p in (project.path / "out").glob("*.html")}
+    named = [
+        p.get("value")
+        for p in ET.parse(project.path / "junit.xml").iter("property")
+        if p.get("name") == "parity_report"
+    ]
+    assert len(named) == 6
+    assert set(named) == written
+    assert all(len(Path(name).name) < 150 for name in written)
+
+
+@pytest.mark.parametrize(("wanted", "stems"), [("all", ["bad", "good"]), ("failed", ["bad"])])
+def test_reports_are_written_of_what_is_asked_for(
+    project: Project, wanted: str, stems: list[str]
+) -> None:
+    for name, verdict in (("good", Verdict.PASS), ("bad", Verdict.FAIL)):
+        project.outcome(name, verdict)
+        project.case(f"cases/{name}.toml")
+    project.pytest("--parity-reports", wanted).assert_outcomes(passed=1, failed=1)
+    assert sorted(p.stem for p in (project.path / "reports").glob("*.html")) == stems
+
+
+def test_no_report_is_written_where_none_is_wanted(project: Project) -> None:
+    project.outcome("bad", Verdict.FAIL)
+    project.case("cases/bad.toml")
+    (project.path / "pytest.ini").write_text("[pytest]\nparity_reports = none\n")
+    result = project.pytest()
+    result.assert_outcomes(failed=1)
+    assert not (project.path / "reports").exists()
+    assert "HTML report" not in result.stdout.str()
+
+
+def test_setting_that_does_not_exist_is_a_usage_error(project: Project) -> None:
+    (project.path / "pytest.ini").write_text("[pytest]\nparity_missing = ignore\n")
+    result = project.pytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*parity_missing: expected fail or skip, found 'ignore': correct it in the ini file"]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_case_whose_package_is_absent_is_skipped_in_sight_when_asked(
+    project: Project, workers: tuple[str, ...]
+) -> None:
+    project.case("cases/absent.toml")
+    project.case("cases/broken.toml")
+    result = project.pytest("--parity-missing", "skip", "--junitxml", "junit.xml", *workers)
+    result.assert_outcomes(skipped=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["SKIPPED cases/absent.toml::absent: hf:flash: expected it, found none: install it"]
+    )
+    (skipped,) = ET.parse(project.path / "junit.xml").iter("skipped")
+    assert skipped.get("message") == "hf:flash: expected it, found none: install it"
+
+
+def test_case_whose_package_is_absent_fails_when_nothing_else_is_asked(project: Project) -> None:
+    project.case("cases/absent.toml")
+    project.pytest().assert_outcomes(failed=1)
+
+
+def test_cases_have_a_marker(project: Project) -> None:
+    project.outcome("smol", Verdict.PASS)
+    project.case("cases/smol.toml")
+    (project.path / "test_own.py").write_text("def test_own(): pass")
+    project.pytest("-m", "parity", "--strict-markers").assert_outcomes(passed=1, deselected=1)
+    project.pytest("-m", "not parity").assert_outcomes(passed=1, deselected=1)
+    project.pytest("--markers").stdout.fnmatch_lines(["@pytest.mark.parity: compares *"])
+    assert not (project.path / "reports" / "test_own.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("within", "outcome"), [(1e-3, {"passed": 1}), (1e-5, {"failed": 1}), (9.2e-5, {"passed": 1})]
+)
+def test_fixture_asks_for_close_logits_besides(
+    project: Project, within: float, outcome: dict[str, int]
+) -> None:
+    project.outcome("mine", Verdict.ROUNDING)
+    (project.path / "test_mine.py").write_text(
+        "def test_mine(parity):\n"
+        "    parity.assert_parity('mine', checkpoint='dir', token_ids=[[1]],"
+        f" logits_within={within})\n"
+    )
+    result = project.pytest()
+    result.assert_outcomes(**outcome)
+    if "failed" in outcome:
+        result.stdout.fnmatch_lines(
+            [
+                "hf:eager: expected logits within 1e-05 of the float64 reference (logits_within),"
+                " found that they are 9.2e-05 away",
+                "hf:sdpa: *",
+                "reference: *",
+                "HTML report: reports/test_mine.py_test_mine.html",
+            ]
+        )
+
+
+def test_fixture_never_passes_a_failing_verdict_for_close_logits(project: Project) -> None:
+    project.outcome("mine", Verdict.FAIL)
+    (project.path / "test_mine.py").write_text(
+        "def test_mine(parity):\n"
+        "    parity.assert_parity('mine', checkpoint='dir', token_ids=[[1]], logits_within=1e9)\n"
+    )
+    project.pytest().assert_outcomes(failed=1)
+
+
 HEAVY = "print('loaded', sorted({'torch', 'transformers', 'numpy', 'harness'} & set(sys.modules)))"
 
 
@@ -306,4 +438,4 @@ def test_session_without_cases_loads_nothing_of_ours_even_beside_a_harness_folde
 
 def test_plugin_is_found_without_being_named(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--help")
-    result.stdout.fnmatch_lines(["logits parity:", "*--parity-report-dir=DIR*"])
+    result.stdout.fnmatch_lines(["logits parity (case files and *:", "*--parity-report-dir=DIR*"])

@@ -13,7 +13,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from ..errors import EngineError, UsageError
+from ..errors import EngineError, MissingPackageError, UsageError
 from ..result import EngineInfo
 from .hf_attention import AttentionTap
 from .hf_hooks import ModuleTaps
@@ -112,6 +112,8 @@ class HFEngine:
         absent = dict(ModuleTaps(self.model, self._map).absent)
         if self._attention != "eager":
             absent |= dict.fromkeys(("attn.scores", "attn.probs"), _FUSED)
+            if getattr(self.model.config, self._map.scores_cap or "_", None) is not None:
+                absent["attn.scores_capped"] = _FUSED
             absent["attn.mask"] = "a fused attention kernel may take none"
         return absent
 
@@ -137,7 +139,7 @@ class HFEngine:
         """Begin a new sequence; the model is tapped until it is closed, then as before."""
         # Modules are looked up now, not when the engine was made: a caller may have replaced some.
         taps = ModuleTaps(self.model, self._map)
-        attention = AttentionTap(taps.attention_layers)
+        attention = AttentionTap(taps.attention_layers, self._map)
         with ExitStack() as stack:
             stack.enter_context(_threads(self._threads))
             stack.enter_context(_evaluating(self.model))
@@ -173,7 +175,7 @@ class HFSession:
             if emit is not None:
                 emit(tap, to_numpy(tensor))
 
-        self._tap_into(send if emit is not None else None)
+        self._tap_into(send if emit is not None else None, batch=len(token_ids))
         kwargs: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
             kwargs[_cache_argument(self._model)] = self._cache
@@ -188,8 +190,10 @@ class HFSession:
             emit("logits", logits)
         return logits
 
-    def _tap_into(self, send: Callable[[str, torch.Tensor], None] | None) -> None:
-        self._taps.begin(send)
+    def _tap_into(
+        self, send: Callable[[str, torch.Tensor], None] | None, *, batch: int = 1
+    ) -> None:
+        self._taps.begin(send, batch=batch)
         self._attention.emit = send
 
 
@@ -231,13 +235,15 @@ def _require_attention(attention: str, name: str) -> None:
 
 def _loading_failed(name: str, attention: str, error: Exception) -> EngineError:
     advice = "look at the message; `parity run --debug` shows where it was raised"
+    kind = EngineError
     if isinstance(error, ImportError):
+        kind = MissingPackageError
         package = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
         wanted = package.get(attention, "the package that it names")
         advice = f"pip install {wanted} on a machine that it supports, or use hf:eager or hf:sdpa"
     elif "attn_implementation" in str(error):
         advice = "use an implementation that transformers lists, for example hf:eager or hf:sdpa"
-    return EngineError(
+    return kind(
         f"engine {name}",
         expected=f"a model that loads with attention implementation {attention}",
         found=f"{type(error).__name__}: {error}",
@@ -282,6 +288,10 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
+#: What names of attributes end with that rotary modules change as they run.
+_ROTARY_STATE = ("max_seq_len_cached", "original_inv_freq", "attention_scaling")
+
+
 @contextmanager
 def _rotary_state(model: torch.nn.Module) -> Iterator[None]:
     """Put back what dynamic rope scaling changes in its module as sequences grow.
@@ -297,6 +307,8 @@ def _rotary_state(model: torch.nn.Module) -> Iterator[None]:
         for module, (buffers, attributes) in zip(rotary, before, strict=True):
             module._buffers.clear()
             module._buffers.update(buffers)
-            for key in ("max_seq_len_cached", "original_inv_freq", "attention_scaling"):
+            # A model with several rotations puts the layer type in front of each name.
+            for key in [key for key in vars(module) if key.endswith(_ROTARY_STATE)]:
+                module.__dict__.pop(key)
                 if key in attributes:
                     module.__dict__[key] = attributes[key]

@@ -1,0 +1,102 @@
+"""What the ``parity`` fixture hands to a test."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .outcome import failure, logits_beyond, record, stem_of
+
+if TYPE_CHECKING:
+    from ..result import RunResult
+
+
+class Parity:
+    """Compares engines with a checkpoint, and keeps what it came to with the test.
+
+    Args:
+        item: The test.
+    """
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self._count = 0
+
+    def check(
+        self,
+        engine: Any,
+        *,
+        checkpoint: str | Path,
+        token_ids: Sequence[Sequence[int]] | None = None,
+        prompt: str | Mapping[str, str] | None = None,
+        dtype: str | None = None,
+        decode: int = 0,
+        greedy: int = 0,
+        name: str | None = None,
+    ) -> "RunResult":
+        """Compare, write the report, and hand back the result without judging it.
+
+        Args:
+            engine: A transformers model in memory, an engine, the name of one (``hf:sdpa``), or a
+                list of these.
+            checkpoint: The files that say what is right: a folder, a GGUF file, a hub id or
+                ``package:PKG/FILE``.
+            token_ids: Rows of token ids of one length, [B, T].
+            prompt: A text in place of them, or several by name.
+            dtype: Of engines that are given by name; float32 if not given.
+            decode: Number of decoding steps after each prompt that are compared too.
+            greedy: Number of greedy tokens to compare.
+            name: Of the comparison; the test's name if not given.
+
+        Raises:
+            ParityError: The checkpoint, an engine or the input cannot be used.
+        """
+        result, _ = self._compare(
+            engine,
+            checkpoint=checkpoint,
+            token_ids=token_ids,
+            prompt=prompt,
+            dtype=dtype,
+            decode=decode,
+            greedy=greedy,
+            name=name,
+        )
+        return result
+
+    def assert_parity(
+        self, engine: Any, *, checkpoint: str | Path, logits_within: float | None = None, **how: Any
+    ) -> "RunResult":
+        """As :meth:`check`, and fail the test unless the verdict is pass or rounding.
+
+        Args:
+            engine: As for :meth:`check`.
+            checkpoint: As for :meth:`check`.
+            logits_within: Demand besides that the logits of every candidate, at all positions of
+                the prompts, are so close to the float64 reference. It adds to the verdict and
+                never softens it.
+            **how: The other arguments of :meth:`check`.
+        """
+        __tracebackhide__ = True
+        from ..errors import ParityError
+
+        try:
+            result, where = self._compare(engine, checkpoint=checkpoint, **how)
+        except ParityError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        if result.exit_code != 0:
+            raise pytest.fail.Exception(failure(result, where), pytrace=False)
+        beyond = "" if logits_within is None else logits_beyond(result, logits_within)
+        if beyond:
+            raise pytest.fail.Exception(f"{beyond}\n\n{where}".rstrip(), pytrace=False)
+        return result
+
+    def _compare(
+        self, engine: Any, *, name: str | None = None, **how: Any
+    ) -> tuple["RunResult", str]:
+        from .. import check
+
+        result: RunResult = check(engine, name=name or self._item.name, **how)
+        self._count += 1
+        where = record(self._item, result, stem_of(self._item.nodeid, self._count))
+        return result, where
