@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .checkpoint import Checkpoint, check_finite, check_tensors, load_checkpoint
 from .errors import CheckpointError, EngineError, ParityError, UsageError
 from .references_seam import errors as refusals
+from .references_seam import families
 from .references_seam import model as models
 from .result import ModelInfo
 
@@ -54,10 +55,20 @@ def load_subject(source: str | Path, defaults: Mapping[str, Any] | None = None) 
 
         defaults = default_config(str(checkpoint.config.get("model_type")))
     with refusals_as_errors():
+        checkpoint = _with_canonical_names(checkpoint)
         model = models.Model(checkpoint.config, checkpoint.tensors, defaults)
     check_tensors(checkpoint, model.shapes, derived=model.derived)
     check_finite(checkpoint, model.shapes)
     return Subject(checkpoint, model)
+
+
+def _with_canonical_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with parameters under the names that the reference gives them."""
+    family = str(checkpoint.config.get("model_type"))
+    names = families.canonical_names(family, checkpoint.tensors)
+    if all(name == stored for stored, name in names.items()):
+        return checkpoint
+    return replace(checkpoint, tensors={names[k]: v for k, v in checkpoint.tensors.items()})
 
 
 @contextmanager

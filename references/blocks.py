@@ -3,9 +3,7 @@
 A family that computes one of these otherwise writes its own instead of adding a flag here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +15,12 @@ from .step import Handle, Op, Step
 from .weights import Weights
 
 #: Activations by the name that configs give them.
-ACTIVATIONS: dict[str, Op] = {"silu": ops.silu, "swish": ops.silu}
+ACTIVATIONS: dict[str, Op] = {
+    "silu": ops.silu,
+    "swish": ops.silu,
+    "gelu_new": ops.gelu_new,
+    "gelu_pytorch_tanh": ops.gelu_tanh,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,118 +51,22 @@ class Chunk:
         return np.tile(np.arange(first, end), (self.batch, 1))
 
 
-class LlamaLayout(Protocol):
-    """The config of a family whose checkpoints are laid out as Llama's."""
-
-    @property
-    def vocab(self) -> int:
-        """V."""
-        ...
-
-    @property
-    def channels(self) -> int:
-        """C."""
-        ...
-
-    @property
-    def mlp_channels(self) -> int:
-        """F."""
-        ...
-
-    @property
-    def layers(self) -> int:
-        """Number of decoder layers."""
-        ...
-
-    @property
-    def heads(self) -> int:
-        """H."""
-        ...
-
-    @property
-    def kv_heads(self) -> int:
-        """K."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """D."""
-        ...
-
-    @property
-    def eps(self) -> float:
-        """Of all norms."""
-        ...
-
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding table."""
-        ...
-
-    @property
-    def attention_bias(self) -> bool:
-        """Whether the four projections of attention have a bias."""
-        ...
-
-
-def llama_layout_shapes(config: LlamaLayout, *, mlp_bias: bool) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of a checkpoint laid out as Llama's."""
-    c, f = config.channels, config.mlp_channels
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab, c),
-        "model.norm.weight": (c,),
-    }
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, c)
-    attention = {"q_proj": (q, c), "k_proj": (kv, c), "v_proj": (kv, c), "o_proj": (c, q)}
-    mlp = {"gate_proj": (f, c), "up_proj": (f, c), "down_proj": (c, f)}
-    linears = {f"self_attn.{n}": (shape, config.attention_bias) for n, shape in attention.items()}
-    linears |= {f"mlp.{n}": (shape, mlp_bias) for n, shape in mlp.items()}
-    for layer in range(config.layers):
-        at = f"model.layers.{layer}"
-        shapes[f"{at}.input_layernorm.weight"] = (c,)
-        shapes[f"{at}.post_attention_layernorm.weight"] = (c,)
-        for name, (shape, bias) in linears.items():
-            shapes[f"{at}.{name}.weight"] = shape
-            if bias:
-                shapes[f"{at}.{name}.bias"] = shape[:1]
-    return shapes
-
-
-def llama_layout_decoder(
-    step: Step,
-    weights: Weights,
-    config: LlamaLayout,
-    token_ids: Handle,
-    layer: Callable[[Handle, int], Handle],
-) -> Handle:
-    """Embedding, layers, final norm and head: token ids [B, T] to logits [B, T, V].
-
-    Args:
-        step: Makes the taps embed, final_norm and logits.
-        weights: The model's parameters.
-        config: Sizes and epsilon.
-        token_ids: [B, T].
-        layer: From the residual stream [B, T, C] and the index of a layer to the stream after it.
-    """
-    table = weights["model.embed_tokens.weight"]
-    x = step("embed", ops.embedding, table, token_ids)
-    for index in range(config.layers):
-        x = layer(x, index)
-    x = step("final_norm", ops.rms_norm, x, weights["model.norm.weight"], eps=config.eps)
-    return step("logits", ops.linear, x, table if config.tied else weights["lm_head.weight"])
-
-
 def project_qkv(
-    step: Step, at: str, x: Handle, weights: Weights, prefix: str, config: LlamaLayout
+    step: Step,
+    at: str,
+    x: Handle,
+    weights: Weights,
+    prefix: str,
+    *,
+    heads: int,
+    kv_heads: int,
 ) -> tuple[Handle, Handle, Handle]:
     """Queries [B, H, T, D], keys and values [B, K, T, D] from x [B, T, C]; taps q, k and v."""
     q, k, v = (weights.linear(f"{prefix}.{name}_proj") for name in "qkv")
     return (
-        step(f"{at}.q", ops.linear_heads, x, *q, heads=config.heads),
-        step(f"{at}.k", ops.linear_heads, x, *k, heads=config.kv_heads),
-        step(f"{at}.v", ops.linear_heads, x, *v, heads=config.kv_heads),
+        step(f"{at}.q", ops.linear_heads, x, *q, heads=heads),
+        step(f"{at}.k", ops.linear_heads, x, *k, heads=kv_heads),
+        step(f"{at}.v", ops.linear_heads, x, *v, heads=kv_heads),
     )
 
 
@@ -186,19 +93,22 @@ def attend(
     layer: int,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> Handle:
     """Causal grouped-query attention over the cache and the chunk.
 
     Args:
-        step: Makes the taps keys, values, scores, mask, probs and context.
+        step: Makes the taps keys, values, scores, mask, probs and context, and scores_capped
+            where there is a cap.
         at: Tap prefix, for example ``layers.3.attn``.
-        q: [B, H, T, D], rotated.
-        k: [B, K, T, D], rotated.
+        q: [B, H, T, D], rotated where the family rotates.
+        k: [B, K, T, D], as q.
         v: [B, K, T, D].
         chunk: The forward pass that this is part of.
         layer: Index of the layer, for the cache.
         scale: Multiplies the scores.
         window: Size of the sliding window, None for full attention.
+        softcap: Caps the scores smoothly, None for no cap.
 
     Returns:
         [B, H, T, D].
@@ -212,6 +122,8 @@ def attend(
         window=window,
     )
     scores = step(f"{at}.scores", ops.scores, q, keys, scale=scale)
+    if softcap is not None:
+        scores = step(f"{at}.scores_capped", ops.softcap, scores, cap=softcap)
     probs = step(f"{at}.probs", ops.masked_softmax, scores, mask)
     return step(f"{at}.context", ops.context, probs, values)
 

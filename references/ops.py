@@ -40,6 +40,15 @@ def embedding(table: Array, token_ids: Array) -> Array:
     return xp.reshape(rows, (batch, length, table.shape[1]))
 
 
+def scaled_embedding(table: Array, token_ids: Array, scale: Array) -> Array:
+    """Rows of the table times a constant: [V, C], [B, T] integers and a scalar to [B, T, C].
+
+    Source: Vaswani et al. 2017, section 3.4. The constant is an input, not a keyword, because
+    models store it in their own dtype: rounding it is not an error of this op.
+    """
+    return embedding(table, token_ids) * scale
+
+
 def add(x: Array, y: Array) -> Array:
     """Elementwise sum, for the residual stream."""
     return x + y
@@ -72,10 +81,53 @@ def linear_heads(x: Array, weight: Array, bias: Array | None = None, *, heads: i
 
 def linear_merged(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """A linear map of the concatenated heads: [B, H, T, D] to [B, T, C]."""
+    return linear(_merged(x), weight, bias)
+
+
+def _merged(x: Array) -> Array:
+    """Heads side by side: [B, H, T, D] to [B, T, H * D]."""
     xp = array_namespace(x)
     batch, heads, length, dim = x.shape
-    merged = xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * dim))
-    return linear(merged, weight, bias)
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * dim))
+
+
+def affine(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """``x @ weight + bias``: [B, T, N] and [N, M] to [B, T, M].
+
+    The layout of GPT-2's checkpoints, whose weights are [in, out].
+    """
+    y = array_namespace(x).matmul(x, weight)
+    return y if bias is None else y + bias
+
+
+def affine_merged(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """:func:`affine` of the concatenated heads: [B, H, T, D] and [H * D, C] to [B, T, C]."""
+    return affine(_merged(x), weight, bias)
+
+
+def part_heads(x: Array, *, part: int, parts: int, heads: int) -> Array:
+    """One of several equal parts of the channels, cut into heads: [B, T, P] to [B, H, T, D].
+
+    Part ``p`` owns channels ``p * P / parts`` to ``(p + 1) * P / parts - 1``, and of those head
+    ``h`` owns ``h * D`` to ``(h + 1) * D - 1``.
+    """
+    xp = array_namespace(x)
+    batch, length, channels = x.shape
+    width = channels // parts
+    y = xp.reshape(x[..., part * width : (part + 1) * width], (batch, length, heads, -1))
+    return xp.permute_dims(y, (0, 2, 1, 3))
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
+    """``weight * (x - mean) / sqrt(variance + eps) + bias`` over the last axis.
+
+    Source: Ba et al. 2016, Layer Normalization, equation 4.
+    """
+    xp = array_namespace(x)
+    wide = _wide(x)
+    centred = wide - xp.mean(wide, axis=-1, keepdims=True)
+    variance = xp.mean(centred * centred, axis=-1, keepdims=True)
+    return _like(centred / xp.sqrt(variance + eps) * _wide(weight) + _wide(bias), x)
 
 
 def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
@@ -87,6 +139,18 @@ def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
     wide = _wide(x)
     mean_square = xp.mean(wide * wide, axis=-1, keepdims=True)
     return _like(wide / xp.sqrt(mean_square + eps), x) * weight
+
+
+def rms_norm_from_one(x: Array, weight: Array, *, eps: float) -> Array:
+    """``(1 + weight) * x / sqrt(mean(x**2) + eps)``: the weight is stored as its distance from 1.
+
+    Source: Gemma's checkpoints, whose weights of norms lie around 0. All of it is formed in
+    float32 and rounded once.
+    """
+    xp = array_namespace(x)
+    wide = _wide(x)
+    mean_square = xp.mean(wide * wide, axis=-1, keepdims=True)
+    return _like(wide / xp.sqrt(mean_square + eps) * (1 + _wide(weight)), x)
 
 
 def rope(x: Array, *, positions: Array, frequencies: Array, attention_factor: float = 1.0) -> Array:
@@ -193,3 +257,34 @@ def silu(x: Array) -> Array:
     small = xp.exp(-xp.abs(wide))
     sigmoid = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
     return _like(wide * sigmoid, x)
+
+
+def _gelu_by_tanh(x: Array) -> Array:
+    xp = array_namespace(x)
+    wide = _wide(x)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return _like(0.5 * wide * (1 + xp.tanh(inner)), x)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """``x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))``.
+
+    Source: Hendrycks and Gimpel 2016, Gaussian Error Linear Units, section 2, the approximation by
+    tanh.
+    """
+    return _gelu_by_tanh(x)
+
+
+def gelu_new(x: Array) -> Array:
+    """As :func:`gelu_tanh`: the name that GPT-2's configs have for it.
+
+    It is an op of its own because engines write the formula out, and so round after each of its
+    operations in the model's own dtype, where :func:`gelu_tanh` is one kernel.
+    """
+    return _gelu_by_tanh(x)
+
+
+def softcap(x: Array, *, cap: float) -> Array:
+    """``cap * tanh(x / cap)`` (Gemma Team 2024, Gemma 2, section 2, logit soft-capping)."""
+    xp = array_namespace(x)
+    return _like(cap * xp.tanh(_wide(x) / cap), x)

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import ConfigReader, positive, unusable
-from .errors import ConfigError
-
 Frequencies = NDArray[np.float64]
 
 
@@ -130,21 +127,6 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     )
 
 
-def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
-    """``0.1 m ln(factor) + 1`` (YaRN, equation 22), or the ratio of two such terms."""
-    factor: float = scaling["factor"]
-    given: float | None = scaling["attention_factor"]
-
-    def magnitude(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
-
-    if given is not None:
-        return given
-    if scaling["mscale"] is not None and scaling["mscale_all_dim"] is not None:
-        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
-    return magnitude(1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """One scaling type: how it computes, and which parameters it has.
@@ -183,126 +165,3 @@ SCALINGS = {
     ),
     "yarn": Scaling(_yarn, required=("factor",), optional=_YARN_OPTIONS),
 }
-
-_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-
-
-def read_rope(config: ConfigReader, *, dim: int, default_theta: float = 10000.0) -> Rope:
-    """Read a config's rotary embedding, in the flat or in the nested spelling.
-
-    ``rope_theta`` and ``rope_scaling`` at the top level are what transformers wrote before
-    version 5; ``rope_parameters`` holds both since. A reader of one spelling takes the default
-    theta for a file in the other, silently; here two spellings that disagree are an error.
-
-    Args:
-        config: The reader.
-        dim: Number of rotated elements of a head.
-        default_theta: What the family takes where the config names no theta.
-
-    Raises:
-        ConfigError: A scaling type or parameter that is unknown, absent or contradictory.
-    """
-    if dim % 2:
-        raise unusable("head_dim", "an even number, as pairs of elements are rotated", dim)
-    new, old = _spelling(config, "rope_parameters"), _spelling(config, "rope_scaling")
-    max_positions = config.integer("max_position_embeddings")
-    if new and old and _scaling_of(new) != _scaling_of(old):
-        raise _contradiction("rope_parameters", _scaling_of(new), "rope_scaling", _scaling_of(old))
-    theta = _agreed(
-        ("rope_theta", config.get("rope_theta")),
-        ("rope_parameters.rope_theta", new.get("rope_theta")),
-        ("rope_scaling.rope_theta", old.get("rope_theta")),
-    )
-    given = old | new
-    kind = _kind_of(given)
-    if kind not in list(SCALINGS):
-        raise unusable("rope_type", "one of " + ", ".join(SCALINGS), kind)
-    name = "original_max_position_embeddings"
-    trained = _agreed((name, config.get(name)), (f"rope_parameters.{name}", given.get(name)))
-    if trained is not None:
-        given[name] = trained
-    theta = positive("rope_theta", default_theta if theta is None else theta)
-    return Rope(kind, theta, dim, max_positions, _read_scaling(kind, given, max_positions))
-
-
-def _spelling(config: ConfigReader, key: str) -> dict[str, Any]:
-    """What one spelling says, empty if it is not there."""
-    given = config.get(key, {})
-    if not isinstance(given, Mapping):
-        raise unusable(key, "an object with rope_type", given)
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise unusable(f"{key}.partial_rotary_factor", "1.0", given["partial_rotary_factor"])
-    if "type" in given and "rope_type" in given and given["type"] != given["rope_type"]:
-        raise _contradiction(f"{key}.type", given["type"], f"{key}.rope_type", given["rope_type"])
-    return dict(given)
-
-
-def _agreed(*spellings: tuple[str, Any]) -> Any:
-    """The value that all spellings that are there agree on, None if none is there."""
-    said = [(key, value) for key, value in spellings if value is not None]
-    for key, value in said[1:]:
-        if value != said[0][1]:
-            raise _contradiction(*said[0], key, value)
-    return said[0][1] if said else None
-
-
-def _kind_of(given: Mapping[str, Any]) -> Any:
-    return given.get("rope_type", given.get("type", "default"))
-
-
-def _scaling_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    scaling = {k: v for k, v in given.items() if k not in _COMMON}
-    return scaling | {"rope_type": _kind_of(given)}
-
-
-def _contradiction(a: str, value_a: Any, b: str, value_b: Any) -> ConfigError:
-    return ConfigError(
-        "config.json",
-        expected=f"{a} and {b} to say the same",
-        found=f"{value_a!r} and {value_b!r}",
-        advice="remove the one that the model was not trained with",
-    )
-
-
-def _read_scaling(kind: str, given: Mapping[str, Any], max_positions: int) -> dict[str, Any]:
-    scaling = SCALINGS[kind]
-    known = _COMMON | set(scaling.required) | set(scaling.optional)
-    if kind == "default":
-        known |= {"original_max_position_embeddings"}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise unusable(
-            "rope_parameters",
-            f"only the parameters of rope type {kind}: {', '.join(sorted(known))}",
-            ", ".join(unknown),
-        )
-    values: dict[str, Any] = {
-        name: positive(f"rope {name}", given[name]) if name in given else _absent(kind, name)
-        for name in scaling.required
-    }
-    for name, default in scaling.optional.items():
-        values[name] = _optional(name, given.get(name, default), default)
-    if "original_max_position_embeddings" in values:
-        trained = values["original_max_position_embeddings"] or max_positions
-        values["original_max_position_embeddings"] = positive("rope trained length", trained)
-    if kind == "yarn":
-        values["attention_factor"] = _yarn_attention_factor(values)
-    if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
-        low, high = values["low_freq_factor"], values["high_freq_factor"]
-        raise unusable("rope high_freq_factor", f"more than low_freq_factor, {low}", high)
-    return values
-
-
-def _optional(name: str, value: Any, default: Any) -> Any:
-    """An optional parameter; null and, for YaRN's magnitudes, 0 mean that it is not given."""
-    if name == "truncate":
-        if not isinstance(value, bool):  # null too: transformers takes it for false
-            raise unusable("rope truncate", "true or false", value)
-        return value
-    if value is None or (name in ("mscale", "mscale_all_dim") and value == 0):
-        return default
-    return positive(f"rope {name}", value)
-
-
-def _absent(kind: str, name: str) -> float:
-    raise unusable(f"rope {name}", f"a positive number for rope type {kind}", None)

@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "V": 49152}
 OUTER = ("embed", "final_norm", "logits")
-LAYERED = tuple(kind for kind in AXES_OF_TAP if kind not in (*OUTER, "attn.q_norm", "attn.k_norm"))
+#: What Llama does not have.
+OTHERS = (
+    *("pos_embed", "embed_sum", "logits_uncapped", "attn.qkv", "attn.q_norm", "attn.k_norm"),
+    *("attn.scores_capped", "attn_post_norm", "mlp.fc", "mlp_post_norm"),
+)
+LAYERED = tuple(kind for kind in AXES_OF_TAP if kind not in (*OUTER, *OTHERS))
 CULPRIT = "layers.1.attn.q_rope"
 INSIDE_SDPA = ("attn.scores", "attn.mask", "attn.probs")
 
@@ -203,6 +208,34 @@ def sample() -> Callable[..., RunResult]:
     return make_result
 
 
+#: Kinds of taps by family, those outside the layers first.
+KINDS = {
+    "llama": (*OUTER, *LAYERED),
+    "qwen3": (*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
+    "gemma3_text": (
+        *(*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
+        *("attn_post_norm", "mlp_post_norm"),
+    ),
+    "gpt2": (
+        *(*OUTER, "pos_embed", "embed_sum", "attn_norm", "attn.qkv", "attn.q", "attn.k", "attn.v"),
+        *("attn.keys", "attn.values", "attn.scores", "attn.mask", "attn.probs", "attn.context"),
+        *("attn.out", "resid_mid", "mlp_norm", "mlp.fc", "mlp.act", "mlp.out", "resid_post"),
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def family_taps() -> Callable[[str, int], set[str]]:
+    """Names of all taps of a family's model with so many layers."""
+
+    def name(family: str, layers: int) -> set[str]:
+        outer = {*OUTER, "pos_embed", "embed_sum"} & set(KINDS[family])
+        inner = set(KINDS[family]) - outer
+        return outer | {f"layers.{n}.{kind}" for n in range(layers) for kind in inner}
+
+    return name
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> "Checkpoint":
     """Real weights: SmolLM2-135M-Instruct, converted once and memory-mapped."""
@@ -252,13 +285,42 @@ TINY_QWEN3: dict[str, Any] = {
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
 }
 
+TINY_GEMMA3: dict[str, Any] = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    },
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
+
+TINY_GPT2: dict[str, Any] = {
+    "vocab_size": 101,
+    "n_embd": 48,
+    "n_inner": 80,
+    "n_layer": 3,
+    "n_head": 6,
+    "n_positions": 256,
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+TINY_OF_FAMILY = {
+    "llama": TINY,
+    "qwen3": TINY | TINY_QWEN3,
+    "gemma3_text": TINY | TINY_GEMMA3,
+    "gpt2": TINY_GPT2,
+}
+
 
 def save_tiny(path: Path, family: str, overrides: dict[str, Any]) -> None:
     import torch
     import transformers
 
-    special = TINY_QWEN3 if family == "qwen3" else {}
-    config = transformers.CONFIG_MAPPING[family](**(TINY | special | overrides))
+    config = transformers.CONFIG_MAPPING[family](**(TINY_OF_FAMILY[family] | overrides))
     model = transformers.AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -15,12 +15,11 @@ from harness import HFEngine, RunResult, check
 from harness.engines.hf import to_numpy
 from harness.errors import EngineError, UsageError
 from harness.result import Comparison, TapStatus, Verdict
-from harness.taps import AXES_OF_TAP, axes_of, split
+from harness.taps import axes_of, split
 
 TOKENS = np.array([[5, 17, 90, 3, 44, 61, 8]])
 SIZES = {"B": 1, "T": 7, "S": 7, "H": 6, "K": 2, "D": 16, "C": 48, "F": 80, "V": 101}
 FUSED = {"attn.scores", "attn.probs", "attn.mask"}
-QK_NORM = {"attn.q_norm", "attn.k_norm"}
 
 Load = Callable[..., Any]
 Tiny = Callable[..., Path]
@@ -42,25 +41,24 @@ def comparison(result: RunResult, tap: str) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("family", "attention", "lacking"),
-    [
-        ("llama", "eager", QK_NORM),
-        ("llama", "sdpa", QK_NORM | FUSED),
-        ("qwen3", "eager", set()),
-        ("qwen3", "sdpa", FUSED),
-    ],
+    ("attention", "lacking"), [("eager", set()), ("sdpa", FUSED)], ids=["eager", "sdpa"]
 )
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
 def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
-    tiny: Tiny, load_model: Load, family: str, attention: str, lacking: set[str]
+    tiny: Tiny,
+    load_model: Load,
+    family_taps: Callable[[str, int], set[str]],
+    family: str,
+    attention: str,
+    lacking: set[str],
 ) -> None:
     engine = HFEngine(load_model(tiny(family), attention=attention))
     taps = trace(engine)
-    assert kinds(taps) == AXES_OF_TAP.keys() - lacking
-    assert set(engine.unavailable) == lacking & FUSED
-    layered = [kind for kind in kinds(taps) if kind not in ("embed", "final_norm", "logits")]
-    assert len(taps) == 3 * len(layered) + 3
+    assert set(taps) == {t for t in family_taps(family, 3) if split(t).kind not in lacking}
+    assert set(engine.unavailable) == lacking
+    sizes = SIZES | {"P": 3 * 48} | ({"K": 6, "D": 8} if family == "gpt2" else {})
     for tap, array in taps.items():
-        assert array.shape == tuple(SIZES[axis] for axis in axes_of(tap)), tap
+        assert array.shape == tuple(sizes[axis] for axis in axes_of(tap)), tap
 
 
 def test_taps_come_with_a_cache_as_without(tiny: Tiny, load_model: Load) -> None:
@@ -219,7 +217,7 @@ def test_engine_declares_modules_that_the_model_does_not_have(tiny: Tiny, load_m
     model = load_model(tiny())
     model.config.model_type = "qwen3"  # a Llama has no query and key norms
     engine = HFEngine(model)
-    assert engine.unavailable.keys() == QK_NORM
+    assert engine.unavailable.keys() == {"attn.q_norm", "attn.k_norm"}
     assert "has no module model.layers.2.self_attn.q_norm" in engine.unavailable["attn.q_norm"]
 
 
@@ -318,7 +316,10 @@ def test_load_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
 def test_engine_refuses_a_model_type_without_a_map(tiny: Tiny, load_model: Load) -> None:
     model = load_model(tiny())
     model.config.model_type = "mamba"
-    with pytest.raises(EngineError, match=r"expected a model_type of llama, qwen3, found 'mamba'"):
+    with pytest.raises(
+        EngineError,
+        match=r"expected a model_type of gemma3_text, gpt2, llama, qwen3, found 'mamba'",
+    ):
         HFEngine(model)
 
 

@@ -92,17 +92,17 @@ def test_law_what_transformers_writes_is_read_as_it_is_meant(
     config.save_pretrained(written)
     raw = read_json_object(written / "config.json")
     found: Any = FAMILIES[family].read_config(raw, DEFAULTS[family])
-    assert (found.vocab, found.channels) == (config.vocab_size, config.hidden_size)
-    assert (found.mlp_channels, found.layers) == (
+    assert (found.vocab, found.decoder.channels) == (config.vocab_size, config.hidden_size)
+    assert (found.decoder.mlp_channels, found.layers) == (
         config.intermediate_size,
         config.num_hidden_layers,
     )
-    assert (found.heads, found.kv_heads) == (
+    assert (found.decoder.heads, found.decoder.kv_heads) == (
         config.num_attention_heads,
         config.num_key_value_heads,
     )
-    assert (found.head_dim, found.eps) == (config.head_dim, config.rms_norm_eps)
-    assert (found.tied, found.attention_bias) == (
+    assert (found.decoder.head_dim, found.decoder.eps) == (config.head_dim, config.rms_norm_eps)
+    assert (found.decoder.tied, found.decoder.attention_bias) == (
         config.tie_word_embeddings,
         config.attention_bias,
     )
@@ -167,7 +167,7 @@ def test_sizes_must_be_there_and_positive(family: str, key: str, value: Any, fou
         ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number, found 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, found 1"),
         ({"attention_bias": "yes"}, "attention_bias: expected true or false, found 'yes'"),
-        ({"hidden_act": ["silu"]}, "hidden_act: expected 'silu' or 'swish', found ['silu']"),
+        ({"hidden_act": ["silu"]}, "hidden_act: expected 'gelu_new' or 'gelu_pytorch_tanh' or 'silu' or 'swish', found ['silu']"),
         ({"num_key_value_heads": 4}, "num_key_value_heads: expected a divisor of the 6 heads"),
         ({"head_dim": 7}, "head_dim: expected an even number, as pairs of elements are rotated"),
         ({"is_encoder_decoder": True}, "found is_encoder_decoder=True, default False"),
@@ -207,19 +207,19 @@ def test_a_default_is_no_default_by_another_type() -> None:
 
 def test_null_kv_heads_mean_as_many_as_heads() -> None:
     for family in FAMILIES:
-        assert read(family, num_key_value_heads=None).kv_heads == 6
+        assert read(family, num_key_value_heads=None).decoder.kv_heads == 6
     assert transformers.Qwen3Config(num_attention_heads=6, num_key_value_heads=None).to_dict()[
         "num_key_value_heads"
     ] == (6)
-    assert read("llama", num_key_value_heads="absent").kv_heads == 6
+    assert read("llama", num_key_value_heads="absent").decoder.kv_heads == 6
     absent = read("qwen3", num_key_value_heads="absent", num_attention_heads=64)
-    assert absent.kv_heads == 32
+    assert absent.decoder.kv_heads == 32
 
 
 def test_null_head_dim_is_derived() -> None:
-    assert read("llama", head_dim=None).head_dim == 8
-    assert read("llama", head_dim="absent").head_dim == 8
-    assert read("qwen3", head_dim="absent").head_dim == 128
+    assert read("llama", head_dim=None).decoder.head_dim == 8
+    assert read("llama", head_dim="absent").decoder.head_dim == 8
+    assert read("qwen3", head_dim="absent").decoder.head_dim == 128
 
 
 SLIDING: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1}

@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from references.config import ConfigReader
 from references.errors import ConfigError
-from references.rope import SCALINGS, Rope, base_frequencies, read_rope
+from references.rope import SCALINGS, Rope, base_frequencies
+from references.rope_config import read_rope
 
 THETA = 50000.0
 LLAMA3 = {

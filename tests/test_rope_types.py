@@ -11,7 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from references.config import ConfigReader
 from references.errors import ConfigError
-from references.rope import Rope, read_rope
+from references.rope import Rope
+from references.rope_config import read_rope
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 thetas = st.floats(500.0, 2e6)

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import EngineError
+from .hf_modules import ModuleMap
 
 Emit = Callable[[str, torch.Tensor], None]
 
@@ -35,12 +36,14 @@ class AttentionTap:
 
     Args:
         layers: Layer index of each attention module.
+        module_map: What the attention function is called with in this layout.
         emit: Receives taps; replaced at every forward pass.
         cached: Whether keys are tapped before they enter the cache (see :meth:`watch_cache`).
     """
 
-    def __init__(self, layers: Mapping[torch.nn.Module, int]) -> None:
+    def __init__(self, layers: Mapping[torch.nn.Module, int], module_map: ModuleMap) -> None:
         self._layers = layers
+        self._map = module_map
         self._inner: dict[torch.nn.Module, Callable[..., Any]] = {}
         self._configs: dict[torch.nn.Module, Any] = {}
         self.emit: Emit | None = None
@@ -65,7 +68,7 @@ class AttentionTap:
             for module in self._layers:
                 config = module.config
                 self._configs[module] = config
-                self._inner[module] = _find_function(module, _name_in(config))
+                self._inner[module] = self._find_function(module, _name_in(config))
                 renamed: Any = copy.copy(config)
                 renamed._attn_implementation_internal = name
                 stack.callback(setattr, module, "config", config)
@@ -82,18 +85,30 @@ class AttentionTap:
             )
 
     def watch_cache(self, cache: Any) -> None:
-        """Tap keys on their way into a cache of ours, before the past is put in front of them."""
+        """Tap keys and values on their way into a cache of ours, before the past joins them."""
         update = cache.update
 
         def watched(
             key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kw: Any
         ) -> Any:
-            if self.emit is not None:
-                self.emit(f"layers.{layer}.attn.k_rope", key)
+            self._emit_inputs(layer, None, key, value)
             return update(key, value, layer, *args, **kw)
 
         cache.update = watched
         self.cached = True
+
+    def _emit_inputs(self, layer: int, *given: torch.Tensor | None) -> None:
+        """Emit queries, keys and values, those that are given and that no module makes."""
+        for kind, tensor in zip(self._map.inputs, given, strict=True):
+            if self.emit is not None and tensor is not None and kind:
+                self.emit(f"layers.{layer}.{kind}", tensor)
+
+    def _find_function(self, module: torch.nn.Module, name: str) -> Callable[..., Any]:
+        """The attention function that runs under ``name``, or what the module runs in its place."""
+        for flag, method in self._map.own_eager.items():
+            if name == "eager" and getattr(module.config, flag, False):
+                return _own_eager(method)
+        return _find_function(module, name)
 
     def _attend(
         self,
@@ -109,9 +124,8 @@ class AttentionTap:
         emit, at = self.emit, f"layers.{self._layers[module]}.attn"
         if emit is None:
             return inner(query, key, value, attention_mask, **kwargs)
-        emit(f"{at}.q_rope", query)
-        if not self.cached:
-            emit(f"{at}.k_rope", key)
+        new = (None, None) if self.cached else (key, value)
+        self._emit_inputs(self._layers[module], query, *new)
         emit(f"{at}.keys", key)
         emit(f"{at}.values", value)
         with _SoftmaxWatch(attention_mask) as watch:
@@ -121,7 +135,9 @@ class AttentionTap:
             mask = _visible(attention_mask, query, key)
             if mask is not None:
                 emit(f"{at}.mask", mask)
-            emit(f"{at}.scores", watch.scores)
+            if watch.uncapped is not None:
+                emit(f"{at}.scores", watch.uncapped)
+            emit(f"{at}.scores" + ("_capped" if watch.capped else ""), watch.scores)
         if probs is not None:
             emit(f"{at}.probs", probs)
         emit(f"{at}.context", output.transpose(1, 2))
@@ -142,17 +158,23 @@ class AttentionTap:
 class _SoftmaxWatch(TorchFunctionMode):
     """Sees the scores on their way through an attention function that forms them.
 
-    The scores are what the mask is added to or, without a mask, what goes into the softmax.
+    The scores are what the mask is added to or, without a mask, what goes into the softmax. Where
+    they have gone through a tanh they are capped, and what was divided before it is not.
     """
 
     _SOFTMAX = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
     _ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+    _DIVIDE = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__)
+    _TANH = (torch.tanh, torch.Tensor.tanh)
     _ADD_INTO = (torch.Tensor.add_, torch.Tensor.__iadd__)
 
     def __init__(self, mask: torch.Tensor | None) -> None:
         super().__init__()
         self._mask = mask
         self.scores: torch.Tensor | None = None
+        self.uncapped: torch.Tensor | None = None
+        self.capped = False
+        self._divided: torch.Tensor | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -166,6 +188,10 @@ class _SoftmaxWatch(TorchFunctionMode):
                 self.scores = other[0] if len(other) == 1 else None
             elif func in self._ADD_INTO and self._is_mask(args[1]):
                 self.scores = args[0].clone()
+            elif func in self._DIVIDE:
+                self._divided = args[0]
+            elif func in self._TANH:
+                self.uncapped, self.capped = self._divided, True
         return func(*args, **(kwargs or {}))
 
     def _is_mask(self, x: Any) -> bool:
@@ -222,6 +248,22 @@ def _find_function(module: torch.nn.Module, name: str) -> Callable[..., Any]:
         if name == "eager" and "eager_attention_forward" in scope:
             return _late(scope)
     raise LookupError(f"{type(module).__name__} has no attention function named {name}")
+
+
+def _own_eager(method: str) -> Callable[..., Any]:
+    """A method of the attention module in the signature of an attention function."""
+
+    def call(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> Any:
+        return getattr(module, method)(query, key, value, attention_mask)
+
+    return call
 
 
 def _late(scope: Mapping[str, Any]) -> Callable[..., Any]:

@@ -52,7 +52,10 @@ class ModuleTaps:
             if whole is not None:
                 self._layers[whole].append(layer)
         self._hooks: dict[_Place, dict[str, list[Hook]]] = defaultdict(lambda: defaultdict(list))
+        self._batch = 1
         for hook in module_map.hooks:
+            if hook.where and getattr(config, hook.where, None) is None:
+                continue
             self._place(hook, modules, config.num_hidden_layers)
 
     def _place(self, hook: Hook, modules: dict[str, torch.nn.Module], layers: int) -> None:
@@ -63,9 +66,10 @@ class ModuleTaps:
             else:
                 self.absent[split(hook.tap.format(n=0)).kind] = f"the model has no module {name}"
 
-    def begin(self, emit: Emit | None) -> None:
+    def begin(self, emit: Emit | None, *, batch: int = 1) -> None:
         """Send the taps of the forward pass that follows to ``emit``, None for a plain one."""
         self._emit = emit
+        self._batch = batch
         self._layer = None
         self._calls.clear()
         self._entered.clear()
@@ -110,6 +114,8 @@ class ModuleTaps:
 
     def _laid_out(self, tensor: torch.Tensor, hook: Hook) -> torch.Tensor:
         """The tensor with its axes as the table of taps has them."""
+        if hook.layout == "1TC":
+            return tensor.expand(self._batch, -1, -1) if tensor.shape[0] == 1 else tensor
         if hook.layout == "BT(HD)":
             tensor = tensor.reshape(*tensor.shape[:-1], -1, self._head_dim)
         return tensor if hook.layout == "BTC" else tensor.transpose(1, 2)

@@ -5,7 +5,8 @@ are those that ``model.named_modules()`` shows; ``{n}`` is the index of a layer.
 inside attention is in :mod:`harness.engines.hf_attention`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -18,13 +19,21 @@ class Hook:
         module: Name of the module, with ``{n}`` for the layer.
         side: Whether the tap is what goes into the module or what comes out.
         layout: How the array lies there: ``BTC`` as it is, ``BT(HD)`` with heads still merged,
-            ``BTHD`` with heads before they are moved ahead of the positions.
+            ``BTHD`` with heads before they are moved ahead of the positions, ``1TC`` with one row
+            for all sequences of a batch.
+        where: Key of the config that must be set for the tap to be there; empty for always.
     """
 
     tap: str
     module: str
     side: Literal["in", "out"] = "out"
-    layout: Literal["BTC", "BT(HD)", "BTHD"] = "BTC"
+    layout: Literal["BTC", "BT(HD)", "BTHD", "1TC"] = "BTC"
+    where: str = ""
+
+
+#: Kinds of taps that the queries, keys and values are which the attention function is called with;
+#: empty for one that a module makes already.
+Inputs = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +44,18 @@ class ModuleMap:
         hooks: Those on module boundaries; those of one layer in the order in which they run.
         layer: Name of a layer's module.
         attention: Name of a layer's attention module.
+        inputs: What the attention function is called with.
+        own_eager: Flag of the config to the method of the attention module that then runs, with
+            eager attention, in place of the eager function.
+        scores_cap: Key of the config that caps the scores where it is set; empty if none does.
     """
 
     hooks: tuple[Hook, ...]
     layer: str = "model.layers.{n}"
     attention: str = "model.layers.{n}.self_attn"
+    inputs: Inputs = ("attn.q_rope", "attn.k_rope", "")
+    own_eager: Mapping[str, str] = field(default_factory=dict)
+    scores_cap: str = ""
 
 
 _LLAMA_HOOKS = (
@@ -66,7 +82,46 @@ _QWEN3_HOOKS = (
     Hook("layers.{n}.attn.k_norm", "model.layers.{n}.self_attn.k_norm", layout="BTHD"),
 )
 
+_GEMMA3_HOOKS = (
+    *(
+        hook
+        for hook in _LLAMA_HOOKS
+        if hook.tap not in ("layers.{n}.resid_mid", "layers.{n}.mlp_norm")
+    ),
+    Hook("layers.{n}.attn.q_norm", "model.layers.{n}.self_attn.q_norm"),
+    Hook("layers.{n}.attn.k_norm", "model.layers.{n}.self_attn.k_norm"),
+    Hook("layers.{n}.attn_post_norm", "model.layers.{n}.post_attention_layernorm"),
+    Hook("layers.{n}.resid_mid", "model.layers.{n}.pre_feedforward_layernorm", side="in"),
+    Hook("layers.{n}.mlp_norm", "model.layers.{n}.pre_feedforward_layernorm"),
+    Hook("layers.{n}.mlp_post_norm", "model.layers.{n}.post_feedforward_layernorm"),
+    Hook("logits_uncapped", "lm_head", where="final_logit_softcapping"),
+)
+
+_GPT2_HOOKS = (
+    Hook("embed", "transformer.wte"),
+    Hook("pos_embed", "transformer.wpe", layout="1TC"),
+    Hook("embed_sum", "transformer.drop", side="in"),
+    Hook("layers.{n}.attn_norm", "transformer.h.{n}.ln_1"),
+    Hook("layers.{n}.attn.qkv", "transformer.h.{n}.attn.c_attn"),
+    Hook("layers.{n}.attn.out", "transformer.h.{n}.attn.c_proj"),
+    Hook("layers.{n}.resid_mid", "transformer.h.{n}.ln_2", side="in"),
+    Hook("layers.{n}.mlp_norm", "transformer.h.{n}.ln_2"),
+    Hook("layers.{n}.mlp.fc", "transformer.h.{n}.mlp.c_fc"),
+    Hook("layers.{n}.mlp.act", "transformer.h.{n}.mlp.act"),
+    Hook("layers.{n}.mlp.out", "transformer.h.{n}.mlp.c_proj"),
+    Hook("layers.{n}.resid_post", "transformer.h.{n}"),
+    Hook("final_norm", "transformer.ln_f"),
+)
+
 MODULE_MAPS = {
+    "gemma3_text": ModuleMap(_GEMMA3_HOOKS, scores_cap="attn_logit_softcapping"),
+    "gpt2": ModuleMap(
+        _GPT2_HOOKS,
+        layer="transformer.h.{n}",
+        attention="transformer.h.{n}.attn",
+        inputs=("attn.q", "attn.k", "attn.v"),
+        own_eager={"reorder_and_upcast_attn": "_upcast_and_reordered_attn"},
+    ),
     "llama": ModuleMap(_LLAMA_HOOKS),
     "qwen3": ModuleMap(_QWEN3_HOOKS),
 }

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, cast
 
 from ..blocks import Chunk
@@ -38,6 +38,9 @@ class Family(Protocol):
     #: Regular expressions of tensors that files may carry although the config implies them.
     DERIVED: tuple[str, ...]
 
+    #: What names of parameters begin with that a file saved without the head leaves off.
+    BASE: str
+
     def read_config(self, raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
         """Read config.json to the letter; see :class:`references.config.ConfigReader`."""
         ...
@@ -51,6 +54,20 @@ class Family(Protocol):
     ) -> Handle:
         """One forward pass: token ids [B, T] to logits [B, T, V]."""
         ...
+
+
+def canonical_names(model_type: str, names: Collection[str]) -> dict[str, str]:
+    """Name in a file to the name that the family gives the parameter.
+
+    A file that was saved without the head leaves the base model's own name off the names of all
+    parameters.
+
+    Raises:
+        ConfigError: There is no such family.
+    """
+    base = load(model_type).BASE
+    bare = not any(name.startswith(base) for name in names)
+    return {name: base + name if bare and name != "lm_head.weight" else name for name in names}
 
 
 def names() -> list[str]:

@@ -11,22 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import ops
-from ..blocks import (
-    ACTIVATIONS,
-    Chunk,
-    attend,
-    gated_mlp,
+from ..blocks import ACTIVATIONS, Chunk, attend, gated_mlp, project_qkv, rotate
+from ..config import ConfigReader, unusable
+from ..llama_layout import (
+    FULL,
+    SLIDING,
+    Decoder,
     llama_layout_decoder,
     llama_layout_shapes,
-    project_qkv,
-    rotate,
+    read_decoder,
+    read_layer_types,
 )
-from ..config import ConfigReader, unusable
-from ..rope import Rope, read_rope
+from ..rope import Rope
+from ..rope_config import read_rope
 from ..step import Handle, Step
 from ..weights import Weights
 
 DERIVED: tuple[str, ...] = ()
+
+BASE = "model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,19 @@ class Config:
         windows: Size of each layer's sliding window, None for full attention.
     """
 
-    vocab: int
-    channels: int
-    mlp_channels: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    activation: str
-    tied: bool
-    attention_bias: bool
+    decoder: Decoder
     windows: tuple[int | None, ...]
     rope: Rope
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers."""
+        return self.decoder.layers
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+        return self.decoder.vocab
 
     @property
     def max_positions(self) -> int | None:
@@ -64,27 +67,11 @@ def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
         ConfigError: A key that is absent, unusable or unknown.
     """
     read = ConfigReader(raw, defaults)
-    heads, layers = read.integer("num_attention_heads"), read.integer("num_hidden_layers")
-    kv_heads = read.integer(
-        "num_key_value_heads", heads if read.is_null("num_key_value_heads") else 32
-    )
-    if heads % kv_heads:
-        raise unusable("num_key_value_heads", f"a divisor of the {heads} heads", kv_heads)
-    head_dim = read.integer("head_dim", 128)
+    decoder = read_decoder(read, kv_heads=32, head_dim=128)
     config = Config(
-        vocab=read.integer("vocab_size"),
-        channels=read.integer("hidden_size"),
-        mlp_channels=read.integer("intermediate_size"),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=read.number("rms_norm_eps", 1e-6),
-        activation=read.choice("hidden_act", ACTIVATIONS, default="silu"),
-        tied=read.flag("tie_word_embeddings", default=False),
-        attention_bias=read.flag("attention_bias", default=False),
-        windows=_windows(read, layers),
-        rope=read_rope(read, dim=head_dim),
+        decoder=decoder,
+        windows=_windows(read, decoder.layers),
+        rope=read_rope(read, dim=decoder.head_dim),
     )
     read.finish()
     return config
@@ -98,27 +85,21 @@ def _windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
     first = read.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise unusable("max_window_layers", "a number of layers", first)
-    implied = [
-        "sliding_attention" if sliding and sized and n >= first else "full_attention"
-        for n in range(layers)
-    ]
-    kinds = read.get("layer_types", implied)
-    known = {"sliding_attention", "full_attention"}
-    if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - known:
-        raise unusable("layer_types", f"{layers} of {' or '.join(sorted(known))}", kinds)
-    if "sliding_attention" in kinds and not sliding:
+    implied = [SLIDING if sliding and sized and n >= first else FULL for n in range(layers)]
+    kinds = read_layer_types(read, implied)
+    if SLIDING in kinds and not sliding:
         raise unusable("use_sliding_window", "true, as layer_types has sliding_attention", sliding)
-    if "sliding_attention" in kinds and not sized:
+    if SLIDING in kinds and not sized:
         raise unusable("sliding_window", "a number, as layer_types has sliding_attention", None)
-    return tuple(size if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(size if kind == SLIDING else None for kind in kinds)
 
 
 def parameters(config: Config) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter."""
-    shapes = llama_layout_shapes(config, mlp_bias=False)
+    shapes = llama_layout_shapes(config.decoder, mlp_bias=False)
     for layer in range(config.layers):
         for name in ("q_norm", "k_norm"):
-            shapes[f"model.layers.{layer}.self_attn.{name}.weight"] = (config.head_dim,)
+            shapes[f"model.layers.{layer}.self_attn.{name}.weight"] = (config.decoder.head_dim,)
     return shapes
 
 
@@ -126,9 +107,10 @@ def forward(
     step: Step, weights: Weights, config: Config, token_ids: Handle, chunk: Chunk
 ) -> Handle:
     """One forward pass: token ids [B, T] to logits [B, T, V]."""
-    rotation = config.rope.at(chunk.start + chunk.length)
-    activation = ACTIVATIONS[config.activation]
-    eps, scale = config.eps, config.head_dim**-0.5
+    decoder, rotation = config.decoder, config.rope.at(chunk.start + chunk.length)
+    heads, kv_heads = decoder.heads, decoder.kv_heads
+    activation = ACTIVATIONS[decoder.activation]
+    eps, scale = decoder.eps, decoder.head_dim**-0.5
 
     def layer(x: Handle, index: int) -> Handle:
         tap, at = f"layers.{index}", f"model.layers.{index}"
@@ -136,7 +118,7 @@ def forward(
 
         norm = weights[f"{at}.input_layernorm.weight"]
         y = step(f"{tap}.attn_norm", ops.rms_norm, x, norm, eps=eps)
-        q, k, v = project_qkv(step, attn, y, weights, proj, config)
+        q, k, v = project_qkv(step, attn, y, weights, proj, heads=heads, kv_heads=kv_heads)
         q = step(f"{attn}.q_norm", ops.rms_norm, q, weights[f"{proj}.q_norm.weight"], eps=eps)
         k = step(f"{attn}.k_norm", ops.rms_norm, k, weights[f"{proj}.k_norm.weight"], eps=eps)
         q = rotate(step, f"{attn}.q_rope", q, chunk, rotation)
@@ -151,4 +133,4 @@ def forward(
         y = gated_mlp(step, f"{tap}.mlp", y, weights, f"{at}.mlp", activation=activation)
         return step(f"{tap}.resid_post", ops.add, x, y)
 
-    return llama_layout_decoder(step, weights, config, token_ids, layer)
+    return llama_layout_decoder(step, weights, decoder, token_ids, layer)

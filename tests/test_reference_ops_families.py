@@ -1,0 +1,146 @@
+"""Ops that Llama does not have, against loops over float64 scalars, on NumPy and on torch."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from references import ops
+
+B, T, H, D, C = 2, 3, 6, 8, 10
+Float64 = NDArray[np.float64]
+
+LIBRARIES = {
+    "numpy float64": (np.float64, 2.0**-53),
+    "numpy float32": (np.float32, 2.0**-24),
+    "torch float32": (torch.float32, 2.0**-24),
+    "torch bfloat16": (torch.bfloat16, 2.0**-8),
+}
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def make(library: str, values: Any) -> Any:
+    dtype: Any = LIBRARIES[library][0]
+    values = np.asarray(values, dtype=np.float64)
+    return torch.from_numpy(values).to(dtype) if "torch" in library else values.astype(dtype)
+
+
+def draw(library: str, *shape: int, seed: int = 0, spread: float = 1.0) -> tuple[Any, Float64]:
+    array = make(library, np.random.default_rng(seed).normal(0.0, spread, shape))
+    return array, value(array)
+
+
+def value(array: Any) -> Float64:
+    if isinstance(array, torch.Tensor):
+        held: Float64 = array.double().numpy()
+        return held
+    return np.asarray(array, dtype=np.float64)
+
+
+def require(library: str, found: Any, expected: Float64, *, rounds: float = 8.0) -> None:
+    dtype, roundoff = LIBRARIES[library]
+    assert found.dtype == dtype
+    assert tuple(found.shape) == expected.shape
+    error = np.max(np.abs(value(found) - expected))
+    assert error <= rounds * roundoff * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_affine_is_a_product_with_the_weight_as_it_is_stored(library: str, *, biased: bool) -> None:
+    (x, p), (weight, w) = draw(library, B, T, C), draw(library, C, 4, seed=1)
+    bias, b = draw(library, 4, seed=2)
+    expected = np.zeros((B, T, 4))
+    for i, t, m in np.ndindex(B, T, 4):
+        expected[i, t, m] = sum(p[i, t, n] * w[n, m] for n in range(C)) + (b[m] if biased else 0)
+    require(library, ops.affine(x, weight, bias if biased else None), expected)
+
+
+def test_affine_merged_reads_heads_side_by_side(library: str) -> None:
+    (x, p), (weight, w) = draw(library, B, H, T, D), draw(library, H * D, C, seed=1)
+    bias, b = draw(library, C, seed=2)
+    expected = np.zeros((B, T, C))
+    for i, t, c in np.ndindex(B, T, C):
+        terms = [p[i, h, t, d] * w[h * D + d, c] for h in range(H) for d in range(D)]
+        expected[i, t, c] = sum(terms) + b[c]
+    require(library, ops.affine_merged(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_part_heads_takes_consecutive_channels_of_a_part_and_a_head(part: int) -> None:
+    x = np.arange(B * T * 3 * H * D, dtype=np.float64).reshape(B, T, 3 * H * D)
+    found = ops.part_heads(x, part=part, parts=3, heads=H)
+    assert found.shape == (B, H, T, D)
+    for i, h, t, d in np.ndindex(B, H, T, D):
+        assert found[i, h, t, d] == x[i, t, part * H * D + h * D + d]
+
+
+# At 1e-3 the variance is about 1e-6, so that epsilon is most of the sum.
+@pytest.mark.parametrize(("spread", "shift"), [(1.0, 0.0), (1e-3, 0.0), (1.0, 3.0)])
+def test_layer_norm_takes_the_mean_away_and_divides_by_the_deviation(
+    library: str, spread: float, shift: float
+) -> None:
+    x = make(library, np.random.default_rng(0).normal(shift, spread, (B, T, C)))
+    p = value(x)
+    (weight, w), (bias, b) = draw(library, C, seed=1), draw(library, C, seed=2)
+    expected = np.zeros((B, T, C))
+    for i, t in np.ndindex(B, T):
+        mean = sum(p[i, t]) / C
+        variance = sum((a - mean) ** 2 for a in p[i, t]) / C
+        expected[i, t] = (p[i, t] - mean) / math.sqrt(variance + 1e-5) * w + b
+    require(library, ops.layer_norm(x, weight, bias, eps=1e-5), expected)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_rms_norm_from_one_adds_one_to_the_weight(library: str, spread: float) -> None:
+    x, p = draw(library, B, T, C, spread=spread)
+    weight, w = draw(library, C, seed=1)
+    expected = np.zeros((B, T, C))
+    for i, t in np.ndindex(B, T):
+        root = math.sqrt(sum(a * a for a in p[i, t]) / C + 1e-5)
+        expected[i, t] = p[i, t] / root * (1 + w)
+    require(library, ops.rms_norm_from_one(x, weight, eps=1e-5), expected)
+
+
+def test_rms_norm_from_one_in_half_precision_is_rounded_once() -> None:
+    x, _ = draw("torch bfloat16", B, T, 64)
+    weight, _ = draw("torch bfloat16", 64, seed=1)
+    wide = ops.rms_norm_from_one(x.float(), weight.float(), eps=1e-5)
+    assert torch.equal(ops.rms_norm_from_one(x, weight, eps=1e-5), wide.bfloat16())
+
+
+def test_scaled_embedding_multiplies_rows_by_a_constant_of_its_dtype(library: str) -> None:
+    table, p = draw(library, 7, C)
+    scale = make(library, C**0.5)
+    ids = np.array([[0, 6, 2], [3, 3, 1]])
+    require(library, ops.scaled_embedding(table, ids, scale), p[ids] * value(scale), rounds=1.0)
+
+
+@pytest.mark.parametrize("op", [ops.gelu_tanh, ops.gelu_new])
+def test_gelu_is_the_approximation_by_tanh(library: str, op: Any) -> None:
+    x, p = draw(library, B, T, C, spread=2.0)
+    root = math.sqrt(2 / math.pi)
+    formula = [a / 2 * (1 + math.tanh(root * (a + 0.044715 * a**3))) for a in p.flat]
+    found = op(x)
+    require(library, found, np.reshape(formula, p.shape))
+    exact = np.reshape([a / 2 * (1 + math.erf(a / math.sqrt(2))) for a in p.flat], p.shape)
+    assert 1e-5 < np.max(np.abs(np.reshape(formula, p.shape) - exact)) < 1e-3  # it is not exact
+
+
+def test_gelu_does_not_overflow() -> None:
+    found = ops.gelu_tanh(np.array([-1000.0, 1000.0, 0.0]))
+    assert found.tolist() == [0.0, 1000.0, 0.0]
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_softcap_bends_towards_the_cap(library: str, cap: float) -> None:
+    x, p = draw(library, B, T, C, spread=20.0)
+    found = ops.softcap(x, cap=cap)
+    require(library, found, np.reshape([cap * math.tanh(a / cap) for a in p.flat], p.shape))
+    assert np.max(np.abs(value(found))) <= cap
