@@ -69,8 +69,7 @@ def reported(codes: list[int], *, debug: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        console(stderr=True).print("Interrupted.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(130) from None  # harness.start says so, wherever it comes
     except ParityError as error:
         _show_error(error)
         if debug:

@@ -11,6 +11,7 @@ import sys
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Stop:
@@ -41,17 +42,19 @@ def main() -> None:
     stop = Stop()
     stop.install()
     try:
-        code = _run(stop)
+        code = _run()
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         sys.stderr.write("Interrupted.\n")
-        code = stop.code or 130
+        code = stop.code or code
     # All is closed and written; what follows is Python's own end, which answers with a traceback.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
-def _run(stop: Stop) -> int:
+def _run() -> int:
     """The command's exit code."""
     try:
         from . import cli
@@ -61,8 +64,7 @@ def _run(stop: Stop) -> int:
         finally:
             sys.stdout.flush()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return stop.code if code == 130 and stop.code is not None else code
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except OSError as error:
         # Standard output is all that is left to fail here; nothing else can be said anywhere.
         reason = (error.strerror or type(error).__name__).lower()
