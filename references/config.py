@@ -6,6 +6,7 @@ other key whose value is not the default.
 """
 
 import difflib
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -61,6 +62,11 @@ INERT = frozenset(
     ]
 )
 
+#: Sizes and layers beyond these are damage; a list of the parameters of so many layers would fill
+#: the memory before anybody could see that the checkpoint has none of them.
+MOST = (1 << 31) - 1
+MOST_LAYERS = 10_000
+
 _MISSING = object()
 
 
@@ -94,12 +100,14 @@ class ConfigReader:
         value = self._raw.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: Any = _MISSING) -> int:
-        """A positive integer; without a default the key must be there."""
+    def integer(self, key: str, default: Any = _MISSING, *, most: int = MOST) -> int:
+        """A positive integer up to ``most``; without a default the key must be there."""
         value = self._required(key, "a positive integer") if default is _MISSING else None
         value = self.get(key, default) if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self._unusable(key, "a positive integer", value)
+        if value > most:
+            raise self._unusable(key, f"a positive integer up to {most}", value)
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:
@@ -182,6 +190,6 @@ def positive(key: str, value: Any) -> float:
     """``value`` as a float, if it is a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise unusable(key, "a positive number", value)
-    if not 0 < value < float("inf"):
+    if not 0 < value <= sys.float_info.max:
         raise unusable(key, "a positive number", value)
     return float(value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from . import ops
 from .blocks import ACTIVATIONS
-from .config import ConfigReader, unusable
+from .config import MOST_LAYERS, ConfigReader, unusable
 from .step import Handle, Step
 from .weights import Weights
 
@@ -73,7 +73,7 @@ def read_decoder(
         vocab=read.integer("vocab_size"),
         channels=channels,
         mlp_channels=read.integer("intermediate_size"),
-        layers=read.integer("num_hidden_layers"),
+        layers=read.integer("num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
         kv_heads=shared,
         head_dim=read.integer("head_dim", channels // heads if head_dim is None else head_dim),

@@ -115,6 +115,10 @@ def _read(
     if trained is not None:
         given[name] = trained
     theta = positive("rope_theta", default_theta if theta is None else theta)
+    if kind == "yarn" and theta == 1:
+        raise unusable(flat_theta, "another number than 1 for rope type yarn", theta)
+    if kind == "dynamic" and dim == 2:
+        raise unusable("head_dim", "more than 2 for rope type dynamic", dim)
     return Rope(kind, theta, dim, max_positions, _read_scaling(kind, given, max_positions))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import ops
 from ..blocks import ACTIVATIONS, Chunk, attend
-from ..config import ConfigReader, unusable
+from ..config import MOST_LAYERS, ConfigReader, unusable
 from ..step import Handle, Step
 from ..weights import Weights
 
@@ -78,7 +78,7 @@ def read_config(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
         positions=positions,
         channels=channels,
         mlp_channels=read.integer("n_inner", 4 * channels),
-        layers=read.integer("n_layer", 12),
+        layers=read.integer("n_layer", 12, most=MOST_LAYERS),
         heads=heads,
         eps=read.number("layer_norm_epsilon", 1e-5),
         activation=read.choice("activation_function", ACTIVATIONS, default="gelu_new"),

@@ -117,7 +117,7 @@ def decoder_config(source: Source, *, rope_theta: float) -> dict[str, Any]:
                 found=str(facts[key]),
                 advice="heads that differ or rotate in part cannot be told in this config.json",
             )
-    embedding = source.file.shapes.get("token_embd.weight", (0,))
+    embedding = source.file.shapes.get("token_embd.weight") or (0,)
     config = {
         "hidden_act": "silu",
         "hidden_size": hidden,
