@@ -1,4 +1,4 @@
-"""The command line: ``parity run``, ``parity report``.
+"""The command line: ``parity run``, ``parity report``; others in modules of their own.
 
 Exit codes: 0 pass or rounding, 1 fail or not finite, 2 usage or unusable input (also a bug of
 this tool), 3 not comparable, 130 interrupted. Of several cases the worst counts, in the order
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import console, progress, reported, show_paths
+from .cli_trace import diff, trace
+from .console import console, progress, reported, show_paths, worst
 from .errors import UsageError
+from .outputs import Outputs, parse_tokens
 
 if TYPE_CHECKING:
     from .case import Case
     from .result import RunResult
-
-#: Exit codes from the best to the worst.
-SEVERITY = (0, 3, 1, 2)
 
 app = typer.Typer(
     help="Do two implementations of the same language model agree, where do they first differ,"
@@ -33,6 +32,10 @@ app = typer.Typer(
 )
 
 _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+app.command()(trace)
+app.command()(diff)
 
 
 def main() -> None:
@@ -118,7 +121,7 @@ def run(
         "decode": decode,
     }
     given = {key: value for key, value in overrides.items() if value is not None}
-    outputs = _Outputs(json_file, None if no_report else report_dir)
+    outputs = Outputs(json_file, None if no_report else report_dir)
     codes: list[int] = []
     with reported(codes, debug=debug):
         loaders = _loaders(cases or [], prompt or [], tokens or [], given)
@@ -163,73 +166,8 @@ def report(
     raise typer.Exit(worst(codes))
 
 
-def worst(codes: list[int]) -> int:
-    """The worst exit code, in the order 0, 3, 1, 2; any other is worse still; 2 for none."""
-    return max(codes, key=_severity, default=2)
-
-
-def _severity(code: int) -> int:
-    return SEVERITY.index(code) if code in SEVERITY else len(SEVERITY)
-
-
-class _Outputs:
-    """Where results of one command go: the terminal, a JSON file, a folder of reports."""
-
-    def __init__(self, json_file: Path | None, report_dir: Path | None) -> None:
-        self.json_file = json_file
-        self.report_dir = report_dir
-        self.stems: dict[str, str] = {}
-        self.pages: list[Path] = []
-        self._to_stdout = json_file is not None and str(json_file) == "-"
-        self.console = console(stderr=self._to_stdout)
-
-    def claim(self, case: "Case") -> str:
-        """The stem of a case's files; two cases of one command cannot share it."""
-        from .case import safe_stem
-
-        stem = safe_stem(case.name)
-        if self.report_dir is not None and stem.casefold() in self.stems:
-            raise UsageError(
-                f"case {case.name!r}",
-                expected="cases of different names",
-                found=f"another one whose report is {stem}.html",
-                advice="give one of them another name = in its file",
-            )
-        self.stems[stem.casefold()] = case.name
-        return stem
-
-    def put(self, result: "RunResult", stem: str) -> None:
-        """Write and show one result; it is shown also where it cannot be written."""
-        try:
-            self._write(result, stem)
-        finally:
-            self._show(result)
-
-    def _write(self, result: "RunResult", stem: str) -> None:
-        from .report.files import write_report, write_whole
-        from .result import to_json
-
-        if self._to_stdout:
-            sys.stdout.write(to_json(result).decode() + "\n")
-        elif self.json_file is not None:
-            write_whole(self.json_file, to_json(result) + b"\n")
-        if self.report_dir is not None:
-            self.pages.append(write_report(result, self.report_dir, stem=stem).html)
-
-    def _show(self, result: "RunResult") -> None:
-        from .report.text import View
-
-        if len(self.stems) > 1:
-            self.console.print()
-        self.console.print(View(result))
-
-    def finish(self) -> None:
-        """Print where the reports are, last of all."""
-        show_paths(self.console, self.pages)
-
-
-def _run_one(case: "Case", outputs: _Outputs) -> int:
-    stem = outputs.claim(case)
+def _run_one(case: "Case", outputs: Outputs) -> int:
+    stem = outputs.claim(case.name)
     with progress(case.name) as show:
         result = _run_case(case, show)
     outputs.put(result, stem)
@@ -298,23 +236,6 @@ def _expand(paths: list[Path]) -> list[Path]:
 def _name_of(model: str) -> str:
     last = model.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
     return last.removesuffix(".gguf").removesuffix(".safetensors").strip(".") or "model"
-
-
-def parse_tokens(text: str) -> tuple[tuple[int, ...], ...]:
-    """``"1,2,3;4,5,6"`` as two rows of token ids.
-
-    Raises:
-        UsageError: Something in it is not a whole number.
-    """
-    try:
-        return tuple(tuple(int(word) for word in row.split(",")) for row in text.split(";"))
-    except ValueError:
-        raise UsageError(
-            "--tokens",
-            expected="whole numbers between commas",
-            found=repr(text),
-            advice='write --tokens "1,2,3"',
-        ) from None
 
 
 def _check_json(json_file: Path | None, cases: int) -> None:

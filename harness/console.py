@@ -137,3 +137,16 @@ def _show_bug(error: Exception, *, debug: bool) -> None:
         return
     screen.print(f"  The traceback is in {file.name}", markup=False, soft_wrap=True)
     screen.print("  Please report it with that file; --debug shows it here.", soft_wrap=True)
+
+
+#: Exit codes from the best to the worst.
+SEVERITY = (0, 3, 1, 2)
+
+
+def worst(codes: list[int]) -> int:
+    """The worst exit code, in the order 0, 3, 1, 2; any other is worse still; 2 for none."""
+    return max(codes, key=_severity, default=2)
+
+
+def _severity(code: int) -> int:
+    return SEVERITY.index(code) if code in SEVERITY else len(SEVERITY)

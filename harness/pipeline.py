@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
-from .checkpoint import encode
 from .engines.protocol import Engine, TokenIds
 from .engines.registry import make_engine, parse_name
 from .environment import Stopwatch
-from .errors import UsageError
 from .greedy import greedy, greedy_from_draft
 from .outcome import TRUTH, conclude, prompt_result
 from .participants import RunningEngine
+from .prompts import require_room, tokens_of
 from .references_seam import step as seam
 from .replay.precision import DTYPES
 from .result import PromptResult, RunResult
@@ -43,7 +42,7 @@ def run_case(case: Case, *, progress: Progress | None = None, command: str = "")
     names = [parse_name(text, dtype=case.dtype) for text in _engine_names(case)]
     show("load model", 0, 1 + len(names))
     subject = load_subject(resolve_model(case))
-    prompts = [_tokens(subject, prompt) for prompt in case.prompts]
+    prompts = [tokens_of(subject, prompt) for prompt in case.prompts]
     engines: list[Engine] = []
     for done, name in enumerate(names, start=1):
         show(f"load {name.text}", done, 1 + len(names))
@@ -99,34 +98,6 @@ def _engine_names(case: Case) -> tuple[str, ...]:
     return case.engines
 
 
-def _tokens(subject: Subject, prompt: Prompt) -> TokenIds:
-    """Token ids [B, T] of a prompt."""
-    rows = prompt.token_ids
-    if rows is None:
-        rows = (tuple(encode(subject.checkpoint, prompt.text or "")),)
-    length = len(rows[0]) if prompt.length is None else prompt.length
-    if len(rows[0]) < length or length == 0:
-        raise UsageError(
-            f"prompt {prompt.name!r}",
-            expected=f"at least {max(length, 1)} tokens",
-            found=str(len(rows[0])),
-            advice="give a longer text, or a smaller length",
-        )
-    return np.array([row[:length] for row in rows], dtype=np.int64)
-
-
-def _require_room(subject: Subject, name: str, tokens: TokenIds, case: Case) -> None:
-    room = subject.model.config.max_positions
-    needed = tokens.shape[1] + max(case.decode, case.greedy)
-    if room is not None and needed > room:
-        raise UsageError(
-            f"prompt {name!r}",
-            expected=f"at most {room} positions, the config's max_position_embeddings",
-            found=f"{tokens.shape[1]} tokens and {needed - tokens.shape[1]} more to decode",
-            advice="shorten the prompt with length, or lower decode and greedy",
-        )
-
-
 def _compare_prompt(
     subject: Subject,
     engines: Sequence[Engine],
@@ -137,7 +108,7 @@ def _compare_prompt(
 ) -> PromptResult:
     with refusals_as_errors():
         subject.model.require_tokens(tokens)
-    _require_room(subject, prompt.name, tokens, case)
+    require_room(subject, prompt.name, tokens, more=max(case.decode, case.greedy))
     count = case.greedy if tokens.shape[0] == 1 else 0
     chosen: dict[str, TokenIds] = {}
     for done, engine in enumerate(engines):

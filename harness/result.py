@@ -307,6 +307,8 @@ class RunResult:
     Attributes:
         tolerance: The contract that ``pass`` was judged by.
         unit_limit: The limit in rounding units that replay was judged by.
+        against: What candidates were compared with: the float64 reference, or the name of another
+            engine where no model was at hand to replay on.
     """
 
     case: str
@@ -319,6 +321,7 @@ class RunResult:
     environment: Environment
     tolerance: float
     unit_limit: float
+    against: str = "the float64 reference"
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)
 

@@ -104,6 +104,16 @@ def declared(unavailable: Mapping[str, str], tap: str) -> str | None:
     return next((why for pattern, why in unavailable.items() if fnmatchcase(tap, pattern)), None)
 
 
+def flow_order(tap: str) -> tuple[int, int]:
+    """Sorts taps as data flows through a model: what is before the layers, the layers, the rest."""
+    layer, kind = split(tap).layer, split(tap).kind
+    kinds = list(AXES_OF_TAP)
+    rank = kinds.index(kind) if kind in AXES_OF_TAP else len(kinds)
+    if layer is not None:
+        return layer, rank
+    return (-1 if rank < kinds.index("attn_norm") else 1 << 30), rank
+
+
 def format_shape(axes: str, shape: tuple[int, ...]) -> str:
     """A shape with its axis letters: ``[B=1, H=9, T=5, D=64]``."""
     if len(axes) != len(shape):

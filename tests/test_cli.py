@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness import cli
+from harness import cli, console
 from harness.case import Case, Prompt
 from harness.errors import EngineError, NotComparableError
 from harness.result import RunResult, Verdict, from_json, to_json
@@ -92,7 +92,7 @@ def test_run_exit_code_follows_the_outcome(
     [([0, 0], 0), ([0, 3], 3), ([3, 1], 1), ([1, 2, 0], 2), ([2, 130], 130), ([], 2)],
 )
 def test_worst_orders_exit_codes(codes: list[int], expected: int) -> None:
-    assert cli.worst(codes) == expected
+    assert console.worst(codes) == expected
 
 
 def test_run_shows_an_error_in_lines_without_a_traceback(fake: Fake) -> None:

@@ -148,7 +148,7 @@ def _table(title: str, gap: int) -> Table:
 
 
 def _candidates(result: RunResult, gap: int) -> RenderableType:
-    table = _table("Candidates, against the float64 reference", gap)
+    table = _table(f"Candidates, against {visible(result.against)}", gap)
     table.add_column("candidate", overflow="fold", min_width=9)
     table.add_column("verdict", overflow="fold", min_width=8)
     for heading in ("taps", "replayed", "units"):

@@ -30,11 +30,11 @@ _HEADLINES = {
 
 _MEANINGS = {
     Verdict.PASS: (
-        "Every compared value is within {tolerance} of the float64 reference, and every op that"
+        "Every compared value is within {tolerance} of {against}, and every op that"
         " was replayed on the candidate's own inputs stays within {limit} rounding units."
     ),
     Verdict.ROUNDING: (
-        "Some values are further than {tolerance} from the float64 reference, but every op that"
+        "Some values are further than {tolerance} from {against}, but every op that"
         " was replayed on the candidate's own inputs stays within {limit} rounding units:"
         " accumulated rounding, not a fault."
     ),
@@ -131,7 +131,9 @@ def headline(verdict: Verdict) -> str:
 def meaning(result: RunResult) -> str:
     """What the verdict means, with the limits that it was judged by."""
     return _MEANINGS[result.verdict].format(
-        tolerance=number(result.tolerance), limit=number(result.unit_limit)
+        tolerance=number(result.tolerance),
+        limit=number(result.unit_limit),
+        against=result.against,
     )
 
 

@@ -1,0 +1,293 @@
+"""Any two sides on the same tokens: engines that run, or runs that arrived as trace files."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .case import Prompt
+from .contract import TOLERANCE, UNIT_LIMIT
+from .engines.protocol import TokenIds
+from .engines.registry import EngineName, make_engine, parse_name
+from .environment import Stopwatch
+from .errors import NotComparableError, UsageError
+from .greedy import greedy
+from .locate import locate
+from .outcome import conclude, prompt_result
+from .participants import Participant, RunningEngine
+from .prompts import require_room, tokens_of
+from .result import ModelInfo, PromptResult, RunResult, Verdict
+from .subject import Subject, load_subject, refusals_as_errors
+from .taps import flow_order
+from .trace.plain import compare_taps, judge_taps
+from .trace.read import Trace
+from .walk import walk
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRequest:
+    """What to compare.
+
+    Attributes:
+        first: A trace file, or the name of an engine.
+        other: The same; the candidate.
+        model: The model that both claim to compute; that of a trace if empty, where it is there.
+        prompt: Needed where both sides are engines.
+        decode: Number of decoding steps, where both sides are engines.
+        dtype: Dtype of engines.
+        threads: CPU threads, None for what the library chooses.
+        replay: False compares the two sides alone, tap by tap.
+    """
+
+    first: str
+    other: str
+    model: str = ""
+    prompt: Prompt | None = None
+    decode: int = 0
+    dtype: str = "float32"
+    threads: int | None = None
+    replay: bool = True
+
+
+def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunResult:
+    """Compare two sides.
+
+    With the model, every op of both is replayed on the float64 reference; without it, one side is
+    held against the other.
+
+    Raises:
+        UsageError: A side is no engine and no sound trace, or something needed was not given.
+        NotComparableError: The sides are of other weights or other tokens.
+    """
+    watch = Stopwatch()
+    sides = [_side(text, request.dtype) for text in (request.first, request.other)]
+    traces = [side for side in sides if isinstance(side, Trace)]
+    _require_same_tokens(traces)
+    subject = _subject(request, traces, progress)
+    participants = _participants(sides, subject, request)
+    chunks = traces[0].chunks if traces else _fresh_chunks(participants[0], subject, request)
+    case = f"{_stem(request.first)}-vs-{_stem(request.other)}"
+    if subject is not None:
+        with refusals_as_errors():
+            for tokens in chunks:
+                subject.model.require_tokens(tokens)
+    if subject is None or not request.replay:
+        return _without_model(participants, chunks, traces, subject, case, watch, command)
+    participants = _with_floor(participants, subject)
+    record = walk(
+        subject,
+        participants,
+        chunks,
+        dtype=_narrowest(participants),
+        threads=request.threads,
+        progress=lambda done, total: progress("replay", done, total),
+    )
+    name = request.prompt.name if request.prompt else "tokens"
+    text = (request.prompt.text or "") if request.prompt and not traces else ""
+    result = prompt_result(subject, record, chunks, name=name, text=text)
+    environment = watch.environment(threads=_threads(request), seed=None, command=command)
+    return conclude(subject, participants, [result], case=case, environment=environment)
+
+
+def _side(text: str, dtype: str) -> Trace | EngineName:
+    """A trace where a file of that name is there or it is called like one, else an engine."""
+    path = Path(text).expanduser()
+    if path.is_file() or path.suffix == ".safetensors":
+        return Trace(path)
+    return parse_name(text, dtype=dtype)
+
+
+def _require_same_tokens(traces: Sequence[Trace]) -> None:
+    if len(traces) < 2:
+        return
+    with traces[1].source(traces[0].chunks):
+        pass
+    a, b = (trace.head.model.fingerprint for trace in traces)
+    if a and b and a != b:
+        raise NotComparableError(
+            str(traces[1].path),
+            expected=f"a trace of the weights {a[:16]}",
+            found=f"{b[:16]}",
+            advice="trace both engines on the same weights",
+        )
+
+
+def _subject(request: DiffRequest, traces: Sequence[Trace], progress: Progress) -> Subject | None:
+    """The model, None where only traces are compared and none is at hand."""
+    where = request.model
+    if not where and len(traces) == 2 and not request.replay:
+        return None
+    if not where:
+        origins = [t.head.model.origin for t in traces if t.head.model.origin]
+        where = next((origin for origin in origins if Path(origin).exists()), "")
+    if not where and len(traces) == 2:
+        return None
+    if not where:
+        raise UsageError(
+            "parity diff",
+            expected="--model, as an engine has to run",
+            found="none",
+            advice="name a path, a hub id or package:PKG/FILE",
+        )
+    progress("load model", 0, 1)
+    subject = load_subject(locate(where))
+    for trace in traces:
+        claimed = trace.head.model.fingerprint
+        if claimed and claimed != subject.checkpoint.fingerprint:
+            raise NotComparableError(
+                str(trace.path),
+                expected=f"a trace of {where}, fingerprint {subject.checkpoint.fingerprint[:16]}",
+                found=f"one of {claimed[:16]} ({trace.head.model.origin or 'origin unknown'})",
+                advice="name the model that was traced with --model, or trace again; a trace "
+                "without a fingerprint is compared with any model",
+            )
+    return subject
+
+
+def _participants(
+    sides: Sequence[Trace | EngineName], subject: Subject | None, request: DiffRequest
+) -> list[Participant]:
+    """Both sides, under names that differ."""
+    names = [side.name if isinstance(side, Trace) else side.text for side in sides]
+    paths = [str(side.path) for side in sides if isinstance(side, Trace)]
+    if (names[0] == names[1] and not paths) or (len(paths) == 2 and paths[0] == paths[1]):
+        raise UsageError(
+            "parity diff",
+            expected="two sides",
+            found=f"{request.first} twice",
+            advice="name another engine or another trace",
+        )
+    made: list[Participant] = []
+    for side, name in zip(sides, names, strict=True):
+        if isinstance(side, Trace):
+            side.name = name if names.count(name) == 1 else f"{name} ({side.path})"
+            made.append(side)
+        elif subject is not None:
+            engine = make_engine(
+                side, path=subject.checkpoint.path, model=subject.model, threads=request.threads
+            )
+            made.append(RunningEngine(engine))
+    return made
+
+
+def _fresh_chunks(
+    first: Participant, subject: Subject | None, request: DiffRequest
+) -> list[TokenIds]:
+    """The prompt, and the tokens that the first engine chooses after it."""
+    if request.prompt is None or subject is None or not isinstance(first, RunningEngine):
+        raise UsageError(
+            "parity diff",
+            expected="--prompt or --tokens, as both sides are engines",
+            found="neither",
+            advice='try: --prompt "The capital of France is"',
+        )
+    tokens = tokens_of(subject, request.prompt)
+    with refusals_as_errors():
+        subject.model.require_tokens(tokens)
+    require_room(subject, request.prompt.name, tokens, more=request.decode)
+    chosen = greedy(first.engine, tokens, request.decode)
+    return [tokens, *(chosen[:, i : i + 1] for i in range(request.decode))]
+
+
+def _with_floor(participants: list[Participant], subject: Subject) -> list[Participant]:
+    """A float32 reference beside a side of which no op can be replayed: it gives the floor."""
+    bare = any(isinstance(side, Trace) and side.logits_only for side in participants)
+    running = any(isinstance(s, RunningEngine) and s.dtype == "float32" for s in participants)
+    if not bare or running:
+        return participants
+    engine = make_engine(
+        parse_name("reference", dtype="float32"),
+        path=subject.checkpoint.path,
+        model=subject.model,
+        threads=None,
+    )
+    return [*participants, RunningEngine(engine)]
+
+
+def _without_model(
+    participants: Sequence[Participant],
+    chunks: Sequence[TokenIds],
+    traces: Sequence[Trace],
+    subject: Subject | None,
+    case: str,
+    watch: Stopwatch,
+    command: str,
+) -> RunResult:
+    first, other = participants
+    places = _places(traces, subject, chunks)
+    comparisons, logits = compare_taps(first, other, chunks, places)
+    verdict = judge_taps(other, comparisons)
+    ids = np.concatenate(chunks, axis=1)
+    prompt = PromptResult(
+        name="tokens",
+        text="",
+        token_ids=tuple(tuple(row) for row in chunks[0].tolist()),
+        tokens=tuple(tuple(map(str, row)) for row in ids.tolist()),
+        chunks=tuple(chunk.shape[1] for chunk in chunks),
+        comparisons=tuple(comparisons),
+        pairs=(),
+        logits=tuple(logits[:1]),
+        greedy=(),
+    )
+    return RunResult(
+        case=case,
+        verdict=verdict.verdict,
+        summary=_summary(verdict.verdict, first.name, other.name),
+        model=subject.info() if subject is not None else _claimed_model(traces),
+        engines=(first.info(), other.info()),
+        candidates=(verdict,),
+        prompts=(prompt,),
+        environment=watch.environment(threads=1, seed=None, command=command),
+        tolerance=TOLERANCE,
+        unit_limit=UNIT_LIMIT,
+        against=first.name,
+    )
+
+
+def _places(
+    traces: Sequence[Trace], subject: Subject | None, chunks: Sequence[TokenIds]
+) -> list[tuple[int, str]]:
+    """Chunk and name of every tap in data-flow order, as far as that is known."""
+    if subject is not None:
+        from .engines.shapes import tap_shapes
+
+        return list(tap_shapes(subject.model, chunks))
+    held = dict.fromkeys(place for trace in traces for place in trace.findings.taps)
+    return sorted(held, key=lambda place: (place[0], flow_order(place[1])))
+
+
+def _claimed_model(traces: Sequence[Trace]) -> ModelInfo:
+    model = traces[0].head.model
+    return ModelInfo(
+        origin=model.origin or "not said",
+        fingerprint=model.fingerprint or "not said",
+        family=model.family or "not said",
+        parameters=0,
+        config={},
+    )
+
+
+def _summary(verdict: Verdict, first: str, other: str) -> str:
+    return {
+        Verdict.PASS: f"{other} agrees with {first}.",
+        Verdict.NOT_FINITE: f"{first} or {other} holds NaN or infinity.",
+    }.get(verdict, f"{other} differs from {first}; whether by rounding or a fault is not known.")
+
+
+def _narrowest(participants: Sequence[Participant]) -> str:
+    """The dtype that the float64 lane's parameters are rounded to: float32 if any side has it."""
+    dtypes = [side.dtype for side in participants]
+    return "float32" if "float32" in dtypes else dtypes[0]
+
+
+def _threads(request: DiffRequest) -> int:
+    from .engines.hf import default_threads
+
+    return request.threads or default_threads()
+
+
+def _stem(side: str) -> str:
+    return Path(side).stem if side.endswith(".safetensors") else side.replace(":", "-")

@@ -1,0 +1,84 @@
+"""What commands that compare share: token ids of an option, and where results go."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .console import console, show_paths
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .result import RunResult
+
+
+class Outputs:
+    """Where results of one command go: the terminal, a JSON file, a folder of reports."""
+
+    def __init__(self, json_file: Path | None, report_dir: Path | None) -> None:
+        self.json_file = json_file
+        self.report_dir = report_dir
+        self.stems: dict[str, str] = {}
+        self.pages: list[Path] = []
+        self._to_stdout = json_file is not None and str(json_file) == "-"
+        self.console = console(stderr=self._to_stdout)
+
+    def claim(self, name: str) -> str:
+        """The stem of a case's files; two cases of one command cannot share it."""
+        from .case import safe_stem
+
+        stem = safe_stem(name)
+        if self.report_dir is not None and stem.casefold() in self.stems:
+            raise UsageError(
+                f"case {name!r}",
+                expected="cases of different names",
+                found=f"another one whose report is {stem}.html",
+                advice="give one of them another name = in its file",
+            )
+        self.stems[stem.casefold()] = name
+        return stem
+
+    def put(self, result: "RunResult", stem: str) -> None:
+        """Write and show one result; it is shown also where it cannot be written."""
+        try:
+            self._write(result, stem)
+        finally:
+            self._show(result)
+
+    def _write(self, result: "RunResult", stem: str) -> None:
+        from .report.files import write_report, write_whole
+        from .result import to_json
+
+        if self._to_stdout:
+            sys.stdout.write(to_json(result).decode() + "\n")
+        elif self.json_file is not None:
+            write_whole(self.json_file, to_json(result) + b"\n")
+        if self.report_dir is not None:
+            self.pages.append(write_report(result, self.report_dir, stem=stem).html)
+
+    def _show(self, result: "RunResult") -> None:
+        from .report.text import View
+
+        if len(self.stems) > 1:
+            self.console.print()
+        self.console.print(View(result))
+
+    def finish(self) -> None:
+        """Print where the reports are, last of all."""
+        show_paths(self.console, self.pages)
+
+
+def parse_tokens(text: str) -> tuple[tuple[int, ...], ...]:
+    """``"1,2,3;4,5,6"`` as two rows of token ids.
+
+    Raises:
+        UsageError: Something in it is not a whole number.
+    """
+    try:
+        return tuple(tuple(int(word) for word in row.split(",")) for row in text.split(";"))
+    except ValueError:
+        raise UsageError(
+            "--tokens",
+            expected="whole numbers between commas",
+            found=repr(text),
+            advice='write --tokens "1,2,3"',
+        ) from None
