@@ -1,10 +1,16 @@
 """What could make a second run come out otherwise: versions, threads, platform, clock."""
 
 import datetime
+import os
 import platform
 import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
+
+from threadpoolctl import ThreadpoolController
 
 from .result import Environment
 
@@ -42,6 +48,18 @@ class Stopwatch:
             seconds=round(time.monotonic() - self.origin, 3),
             command=command,
         )
+
+
+@contextmanager
+def side_by_side(threads: int | None) -> Iterator[Executor]:
+    """Threads for lanes, each of which multiplies on one thread: more would only spin.
+
+    Args:
+        threads: At most so many, None for as many as there are cores.
+    """
+    blas = ThreadpoolController().select(internal_api="openblas")
+    with blas.limit(limits=1), ThreadPoolExecutor(threads or os.cpu_count() or 1) as executor:
+        yield executor
 
 
 def _versions() -> dict[str, str]:

@@ -1,13 +1,11 @@
 """One walk through the reference with all participants in lockstep."""
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-
-from threadpoolctl import ThreadpoolController
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack
 
 from .engines.protocol import TokenIds
+from .environment import side_by_side
 from .participants import Participant
 from .replay.lockstep import Candidate, Lockstep, Record
 from .subject import Subject
@@ -21,6 +19,7 @@ def walk(
     dtype: str,
     threads: int | None,
     progress: Callable[[int, int], None],
+    lanes: Callable[[int | None], AbstractContextManager[Executor]] = side_by_side,
 ) -> Record:
     """Compare every tap of every participant, op by op.
 
@@ -31,6 +30,8 @@ def walk(
         dtype: Dtype to which the float64 lane's parameters are rounded.
         threads: CPU threads, None for as many as there are.
         progress: Told how many layers are done, and of how many.
+        lanes: Makes what runs the lanes from the number of threads; it is closed before the
+            participants are, because a lane may be waiting for one.
     """
     with ExitStack() as stack:
         candidates = [
@@ -44,14 +45,10 @@ def walk(
             for side in participants
         ]
         layers = subject.model.config.layers
-        workers = min(1 + len(candidates), threads or os.cpu_count() or 1)
-        # Lanes run side by side, so each multiplies on one thread: more would only spin.
-        blas = ThreadpoolController().select(internal_api="openblas")
-        stack.enter_context(blas.limit(limits=1))
         step = Lockstep(
             candidates,
             dtype=dtype,
-            executor=stack.enter_context(ThreadPoolExecutor(workers)),
+            executor=stack.enter_context(lanes(threads)),
             on_layer=lambda chunk, layer: progress(chunk * layers + layer, len(chunks) * layers),
         )
         position = 0
