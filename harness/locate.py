@@ -1,11 +1,16 @@
-"""Model locators: a path, a hub id, or ``package:PKG/FILE``, a data file of a Python package."""
+"""Model locators: a path, a hub id, or ``package:PKG/FILE``, a data file of a Python package.
+
+``A + B + C`` is one file that comes in parts, joined in this order.
+"""
 
 import importlib.util
 from pathlib import Path, PurePosixPath
 
 from .errors import CaseError, MissingPackageError
+from .parts import join_parts
 
 _PACKAGE = "package:"
+_JOINED = " + "
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
 
 
@@ -21,6 +26,9 @@ def locate(model: str, *, install: str = "") -> str:
     Raises:
         CaseError: The package, its file or the path is absent; the message says what to install.
     """
+    if _JOINED in model and not exists(expanded(model)):
+        parts = [locate(part.strip(), install=install) for part in model.split(_JOINED)]
+        return str(join_parts([Path(part) for part in parts]))
     if model.startswith(_PACKAGE):
         return str(_package_file(model, install))
     path = expanded(model)
@@ -39,6 +47,8 @@ def locate(model: str, *, install: str = "") -> str:
 
 def anchor(model: str, folder: Path) -> str:
     """A relative path counted from ``folder``; every other locator as it stands."""
+    if _JOINED in model and not exists(folder / model):
+        return _JOINED.join(anchor(part.strip(), folder) for part in model.split(_JOINED))
     if model.startswith((_PACKAGE, "~")) or Path(model).is_absolute():
         return model
     if looks_like_path(model) or exists(folder / model):

@@ -340,7 +340,7 @@ def test_harmless_metadata_is_accepted(tmp_path: Path) -> None:
 
 def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     draft = Draft("mamba", llama().tensors, facts("mamba"))
-    with pytest.raises(CheckpointError, match="among llama, qwen3, found 'mamba'"):
+    with pytest.raises(CheckpointError, match="among gemma3, llama, qwen3, found 'mamba'"):
         load(draft, tmp_path)
 
 

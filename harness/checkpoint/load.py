@@ -1,16 +1,13 @@
 """Find out what the user named (a directory, a GGUF file or a hub id) and load it."""
 
-import os
 import re
 from pathlib import Path
 
+from ..cache_folder import default_cache_dir
 from ..errors import CheckpointError
 from ..locate import exists, expanded
 from .checkpoint import Checkpoint
 from .directory import read_directory
-
-CACHE_VARIABLE = "LOGITS_PARITY_CACHE"
-"""Environment variable that names the directory of converted GGUF files."""
 
 # Pickled weights and other variants (consolidated.safetensors, onnx) are left on the hub.
 _HUB_PATTERNS = (
@@ -67,18 +64,6 @@ def load_checkpoint(
         found="no such file or directory",
         advice="check the spelling and the working directory",
     )
-
-
-def default_cache_dir() -> Path:
-    """Where converted GGUF files are kept unless the caller names another directory.
-
-    `$LOGITS_PARITY_CACHE`, else `$XDG_CACHE_HOME/logits-parity`, else `~/.cache/logits-parity`.
-    """
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return expanded(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else expanded("~") / ".cache") / "logits-parity"
 
 
 def _looks_like_hub_id(source: str) -> bool:

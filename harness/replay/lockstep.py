@@ -27,6 +27,10 @@ from .precision import precision
 
 Array = NDArray[Any]
 
+#: Lanes of results with more elements, logits of long prompts, are looked at one after another:
+#: what is in use meanwhile for each of them would not fit several times.
+_LARGE = 1 << 26
+
 __all__ = ["Bundle", "Candidate", "Lockstep", "LogitsSeen", "Record", "Replayed"]
 
 
@@ -124,8 +128,9 @@ class Lockstep:
         ]
         place = Place(self._chunk, self._start, self._order, tap)
         weights = [x for x in inputs if isinstance(x, seam.Weight)]
+        looking = map if truth.size > _LARGE else self._map
         outcomes: list[Outcome] = list(
-            self._map(
+            looking(
                 lambda side, call: examine(side, place, op, call, truth, weights),
                 self._candidates,
                 calls,

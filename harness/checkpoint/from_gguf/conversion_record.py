@@ -8,7 +8,7 @@ from ...errors import CheckpointError
 from ..json_files import read_json_object
 
 FILE_NAME = "gguf_conversion.json"
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the converter writes something else for the same file."""
 
 _FORMAT = "logits-parity/gguf-conversion"

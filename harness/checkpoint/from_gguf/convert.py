@@ -20,13 +20,14 @@ from .architecture import (
     read_facts,
 )
 from .conversion_record import ConversionRecord, write_record
+from .gemma3 import GEMMA3
 from .gguf_file import GgufFile, read_gguf
 from .llama import LLAMA
 from .qwen3 import QWEN3
 from .tensor_writer import Produce, write_float32
 from .tokenizer_files import TokenizerProblem, write_tokenizer
 
-ARCHITECTURES: tuple[Architecture, ...] = (LLAMA, QWEN3)
+ARCHITECTURES: tuple[Architecture, ...] = (GEMMA3, LLAMA, QWEN3)
 """Every architecture that is converted; the next one is one module and one entry here."""
 
 _TOKEN_IDS = (

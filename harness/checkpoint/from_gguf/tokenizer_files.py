@@ -1,16 +1,19 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
 
-Byte-level BPE (`tokenizer.ggml.model` gpt2) is rebuilt. Whatever cannot be rebuilt faithfully is a
-`TokenizerProblem`: the weights are still of use, with token ids instead of text.
+Byte-level BPE (`tokenizer.ggml.model` gpt2) and SentencePiece's BPE (llama) are rebuilt. Whatever
+cannot be rebuilt faithfully is a `TokenizerProblem`: the weights are still of use, with token ids
+instead of text.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .gguf_file import GgufFile
 from .pretokenizers import PRETOKENIZERS, Pretokenizer
+from .sentencepiece import build_sentencepiece
+from .tokenizer_problem import TokenizerProblem
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,11 +34,9 @@ _TYPES: Mapping[str, type] = {
     "add_eos_token": bool,
     **{key.rpartition(".")[2]: int for _, key in _SPECIAL_IDS},
 }
-_LISTS: Mapping[str, type] = {"tokens": str, "merges": str, "token_type": int}
+_LISTS: Mapping[str, type] = {"tokens": str, "merges": str, "token_type": int, "scores": float}
 
-
-class TokenizerProblem(Exception):
-    """Why a tokenizer cannot be rebuilt from a GGUF file."""
+__all__ = ["TokenizerProblem", "write_tokenizer"]
 
 
 def write_tokenizer(file: GgufFile, directory: Path, *, vocab_size: int) -> None:
@@ -51,13 +52,21 @@ def write_tokenizer(file: GgufFile, directory: Path, *, vocab_size: int) -> None
             written then.
     """
     _require_types(file.metadata)
-    pretokenizer = _find_pretokenizer(file.metadata)
+    kind = _KINDS.get(_read_kind(file.metadata))
+    if kind is None:
+        raise TokenizerProblem(
+            f"tokenizer.ggml.model is {_read_kind(file.metadata)!r}; only byte-level BPE (gpt2) "
+            "and SentencePiece's BPE (llama) are rebuilt"
+        )
     tokens = _read_tokens(file.metadata, vocab_size)
     special = _read_special(file.metadata, tokens)
-    tokenizer = _build(file.metadata, pretokenizer, tokens, special)
+    tokenizer, adds_bos = kind(file.metadata, tokens)
+    _add_tokens(tokenizer, tokens, file.metadata.get("tokenizer.ggml.token_type", []))
+    around = _read_around(file.metadata, special, adds_bos=adds_bos)
+    _add_template(tokenizer, around, tokens)
     text = tokenizer.to_str(pretty=True)  # its own save raises a bare Exception on a full disk
     (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-    config = _make_config(file.metadata, pretokenizer, special)
+    config = _make_config(file.metadata, special, adds_bos=adds_bos)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -76,14 +85,14 @@ def _require_types(metadata: Mapping[str, Any]) -> None:
             raise TokenizerProblem(f"{key} is no list of {listed.__name__}")
 
 
-def _find_pretokenizer(metadata: Mapping[str, Any]) -> Pretokenizer:
-    model = metadata.get("tokenizer.ggml.model")
+def _read_kind(metadata: Mapping[str, Any]) -> str:
+    model: str | None = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise TokenizerProblem("the file holds no tokenizer (no tokenizer.ggml.model)")
-    if model != "gpt2":
-        raise TokenizerProblem(
-            f"tokenizer.ggml.model is {model!r}; only byte-level BPE (gpt2) is rebuilt"
-        )
+    return model
+
+
+def _find_pretokenizer(metadata: Mapping[str, Any]) -> Pretokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in PRETOKENIZERS:
         known = ", ".join(sorted(PRETOKENIZERS))
@@ -94,9 +103,8 @@ def _find_pretokenizer(metadata: Mapping[str, Any]) -> Pretokenizer:
 
 
 def _read_tokens(metadata: Mapping[str, Any], vocab_size: int) -> list[str]:
-    for key in ("tokens", "merges"):
-        if not metadata.get(f"tokenizer.ggml.{key}"):
-            raise TokenizerProblem(f"there are no tokenizer.ggml.{key}")
+    if not metadata.get("tokenizer.ggml.tokens"):
+        raise TokenizerProblem("there are no tokenizer.ggml.tokens")
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     if len(tokens) > vocab_size:
         raise TokenizerProblem(f"{len(tokens)} tokens for a vocabulary of {vocab_size}")
@@ -120,14 +128,13 @@ def _read_special(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, s
     return special
 
 
-def _build(
-    metadata: Mapping[str, Any],
-    pretokenizer: Pretokenizer,
-    tokens: list[str],
-    special: Mapping[str, str],
-) -> "Tokenizer":
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+def _build_byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple["Tokenizer", bool]:
+    """Byte-level BPE, and whether a BOS goes before the text where the file does not say."""
+    from tokenizers import Tokenizer, decoders, models, processors
 
+    pretokenizer = _find_pretokenizer(metadata)
+    if not metadata.get("tokenizer.ggml.merges"):
+        raise TokenizerProblem("there are no tokenizer.ggml.merges")
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     odd = [merge for merge in merges if len(merge) != 2]
     if odd:
@@ -139,8 +146,30 @@ def _build(
     except Exception as error:
         raise TokenizerProblem(f"its vocabulary and merges do not fit: {error}") from error
     tokenizer = Tokenizer(model)
-    # They are in the vocabulary already and so keep their ids; this makes them indivisible.
-    types = metadata.get("tokenizer.ggml.token_type", [])
+    if pretokenizer.normalizer is not None:
+        tokenizer.normalizer = pretokenizer.normalizer()
+    tokenizer.pre_tokenizer = pretokenizer.build()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer, pretokenizer.add_bos
+
+
+def _build_sentencepiece(
+    metadata: Mapping[str, Any], tokens: list[str]
+) -> tuple["Tokenizer", bool]:
+    return build_sentencepiece(metadata, tokens), True
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any], list[str]], tuple["Tokenizer", bool]]] = {
+    "gpt2": _build_byte_level,
+    "llama": _build_sentencepiece,
+}
+
+
+def _add_tokens(tokenizer: "Tokenizer", tokens: list[str], types: list[int]) -> None:
+    """Make tokens indivisible; they are in the vocabulary already and so keep their ids."""
+    from tokenizers import AddedToken
+
     kinds = list(zip(tokens, types, strict=False))
     tokenizer.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, kind in kinds if kind == _CONTROL]
@@ -148,48 +177,44 @@ def _build(
     tokenizer.add_tokens(
         [AddedToken(t, normalized=False) for t, kind in kinds if kind == _USER_DEFINED]
     )
-    if pretokenizer.normalizer is not None:
-        tokenizer.normalizer = pretokenizer.normalizer()
-    tokenizer.pre_tokenizer = pretokenizer.build()
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _make_post_processor(metadata, pretokenizer, vocab, special)
-    return tokenizer
 
 
-def _make_post_processor(
-    metadata: Mapping[str, Any],
-    pretokenizer: Pretokenizer,
-    vocab: Mapping[str, int],
-    special: Mapping[str, str],
-) -> Any:
-    from tokenizers import processors
-
-    byte_level = processors.ByteLevel(trim_offsets=False)
+def _read_around(
+    metadata: Mapping[str, Any], special: Mapping[str, str], *, adds_bos: bool
+) -> dict[str, str]:
+    """Tokens that go before and after every text: ``bos`` and ``eos``, those that do."""
     around = {}
-    for side, default in (("bos", pretokenizer.add_bos), ("eos", False)):
+    for side, default in (("bos", adds_bos), ("eos", False)):
         if metadata.get(f"tokenizer.ggml.add_{side}_token", default):
             if f"{side}_token" not in special:
                 raise TokenizerProblem(f"add_{side}_token is set, but {side}_token_id is absent")
             around[side] = special[f"{side}_token"]
+    return around
+
+
+def _add_template(tokenizer: "Tokenizer", around: Mapping[str, str], tokens: Sequence[str]) -> None:
+    from tokenizers import processors
+
     if not around:
-        return byte_level
+        return
     single = [around["bos"]] if "bos" in around else []
     single += ["$A", around["eos"]] if "eos" in around else ["$A"]
     second = [f"{'$B' if piece == '$A' else piece}:1" for piece in single]
     template = processors.TemplateProcessing(
         single=single,
         pair=[*single, *second],
-        special_tokens=[(token, vocab[token]) for token in sorted(set(around.values()))],
+        special_tokens=[(token, tokens.index(token)) for token in sorted(set(around.values()))],
     )
-    return processors.Sequence([byte_level, template])
+    own = tokenizer.post_processor
+    tokenizer.post_processor = template if own is None else processors.Sequence([own, template])
 
 
 def _make_config(
-    metadata: Mapping[str, Any], pretokenizer: Pretokenizer, special: Mapping[str, str]
+    metadata: Mapping[str, Any], special: Mapping[str, str], *, adds_bos: bool
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", pretokenizer.add_bos),
+        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", adds_bos),
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
         "clean_up_tokenization_spaces": False,
         **special,

@@ -1,0 +1,5 @@
+"""What keeps a tokenizer from being rebuilt."""
+
+
+class TokenizerProblem(Exception):
+    """Why a tokenizer cannot be rebuilt from a GGUF file."""
