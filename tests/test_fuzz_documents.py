@@ -83,8 +83,18 @@ def altered(draw: st.DrawFn, document: Any) -> Any:
         if draw(st.booleans()):
             del parent[key]
         else:
-            parent[key] = draw(JSON)
+            parent[key] = draw(_like(parent[key]) if draw(st.booleans()) else JSON)
     return document
+
+
+def _like(value: Any) -> st.SearchStrategy[Any]:
+    """Other values of the same type, so that not every change is refused for its type."""
+    for kind, other in ((bool, st.booleans()), (int, st.integers(-2, 1 << 40))):
+        if isinstance(value, kind):
+            return other
+    if isinstance(value, float):
+        return st.floats(allow_nan=False, allow_infinity=False)
+    return st.text(max_size=12) if isinstance(value, str) else JSON
 
 
 SIZES = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
