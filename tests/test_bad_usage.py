@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import HFEngine, check
@@ -336,6 +337,34 @@ def test_a_full_disk_leaves_the_earlier_reports(desk: Any, full_disk: Path) -> N
     assert sorted(p.name for p in full_disk.iterdir()) == ["ballast", "case.html", "case.json"]
     assert (full_disk / "case.html").read_text() == "the earlier case.html"
     assert (full_disk / "case.json").read_text() == "the earlier case.json"
+
+
+def test_a_full_disk_ends_a_conversion(desk: Any, full_disk: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(desk.folder / "model.gguf", "llama")
+    for add, value in (
+        (writer.add_block_count, 1),
+        (writer.add_context_length, 64),
+        (writer.add_embedding_length, 64),
+        (writer.add_feed_forward_length, 64),
+        (writer.add_head_count, 2),
+        (writer.add_layer_norm_rms_eps, 1e-6),
+    ):
+        add(value)
+    square = [f"attn_{n}" for n in ("q", "k", "v", "output")] + ["ffn_gate", "ffn_up", "ffn_down"]
+    names = ["token_embd", "output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
+    for name in [*names, *(f"blk.0.{n}" for n in square)]:
+        shape = (64,) if name.endswith("norm") else (64, 64)
+        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    desk.case.write_text(desk.case.read_text().replace("./model", "model.gguf"))
+    said = desk.refuses(LOGITS_PARITY_CACHE="full")
+    assert agrees(said, ("full/gguf", KEPT, "OSError: No space left on device", ROOM)), said
+    assert not list(full_disk.glob("gguf/*-v*/"))  # nothing half written is kept
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "harness"
 #: Modules that touch the world, and why; every other one is core.
 EDGES = {
     "__init__.py": "imports public names on first use",
+    "cache_folder.py": "finds the folder of what is made once",
     "case_file.py": "reads case files",
     "checkpoint/directory.py": "reads checkpoints",
     "checkpoint/from_gguf/cache.py": "keeps converted files",
@@ -38,6 +39,7 @@ EDGES = {
     "environment.py": "clock, platform, versions, cores",
     "locate.py": "finds models",
     "outputs.py": "prints results",
+    "parts.py": "puts a model together that is installed in parts",
     "pytest_plugin/cases.py": "reads case files, among whatever pytest collects",
     "pytest_plugin/names.py": "finds this package beside another of its name",
     "report/files.py": "writes reports",
