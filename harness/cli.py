@@ -17,6 +17,7 @@ from .cli_trace import diff, trace
 from .console import console, progress, reported, show_paths, worst
 from .errors import UsageError
 from .outputs import Outputs, parse_tokens
+from .seeds.command import seeds
 
 if TYPE_CHECKING:
     from .case import Case
@@ -36,6 +37,7 @@ _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 app.command()(trace)
 app.command()(diff)
+app.command()(seeds)
 
 
 def main() -> None:

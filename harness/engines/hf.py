@@ -178,7 +178,7 @@ class HFSession:
         self._tap_into(send if emit is not None else None, batch=len(token_ids))
         kwargs: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
-            kwargs[_cache_argument(self._model)] = self._cache
+            kwargs[cache_argument(self._model)] = self._cache
         try:
             with torch.no_grad():
                 device = next(self._model.parameters()).device
@@ -211,7 +211,7 @@ def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> Array:
     return tensor.numpy()
 
 
-def _cache_argument(model: torch.nn.Module) -> str:
+def cache_argument(model: torch.nn.Module) -> str:
     """``cache`` where forward has that argument, ``past_key_values`` in older releases."""
     arguments = inspect.signature(model.forward).parameters
     return "cache" if "cache" in arguments else "past_key_values"
