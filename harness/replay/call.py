@@ -46,6 +46,11 @@ class Operand:
                 self._square = self.magnitude * self.magnitude
             return self._square
 
+    def forget(self) -> None:
+        """Drop what is only derived from the value, and made again where it is asked for."""
+        with self._lock:
+            self._magnitude = self._square = None
+
     @property
     def slack(self) -> Array | float:
         """The incoming bound, 0 where there is none."""

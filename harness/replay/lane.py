@@ -105,6 +105,7 @@ def examine(
         start = _start(place, axes, given)
         measured = difference(_float(truth[given]), _float(found), axes, start=start)
         bound = unit(op, call)
+        call.output.forget()
         local = _local(call, bound, given, found, axes, start)
         operand = _merged(call, bound, given, found)
     comparison = Comparison(

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 #: Lanes of results with more elements, logits of long prompts, are looked at one after another:
 #: what is in use meanwhile for each of them would not fit several times.
-_LARGE = 1 << 26
+_LARGE = 1 << 24
 
 __all__ = ["Bundle", "Candidate", "Lockstep", "LogitsSeen", "Record", "Replayed"]
 
