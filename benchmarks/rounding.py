@@ -1,8 +1,8 @@
 """Healthy local errors in rounding units: the measurement behind ``UNIT_LIMIT``.
 
-Run it with ``python benchmarks/rounding.py [--dtype float32] [--lengths 5 64 512] [--random 50]``.
-It prints the worst and the median tap of each op and engine, on SmolLM2-135M-Instruct and on random
-Llama and Qwen3 models, as a Markdown table.
+Run it with ``python benchmarks/rounding.py [--dtype float32] [--lengths 5 64 512] [--random 50]
+[--families llama qwen3]``. It prints the worst and the median tap of each op and engine, on the
+model of a case file and on random models of some families, as a Markdown table.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,26 @@ from harness.subject import Subject, load_subject
 
 CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
 
+FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt2")
+ROPES = (
+    {"rope_type": "default", "rope_theta": 1e4},
+    {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+)
+
 
 def main() -> None:
     """Measure and print."""
@@ -34,17 +55,22 @@ def main() -> None:
     options.add_argument("--dtype", default="float32")
     options.add_argument("--lengths", type=int, nargs="*", default=[5, 64, 512])
     options.add_argument("--random", type=int, default=50, help="number of random models")
+    options.add_argument("--families", nargs="*", default=["llama", "qwen3"], choices=FAMILIES)
+    options.add_argument("--case", type=Path, default=CASE)
     options.add_argument("--decode", type=int, default=2)
     given = options.parse_args()
     console = Console(width=100)
     for length in given.lengths:
-        result = _smollm2(length, given.dtype, given.decode)
-        console.print(f"\nSmolLM2, {length} tokens, {given.dtype}: {result.verdict}\n")
+        result = _real(given.case, length, given.dtype, given.decode)
+        console.print(f"\n{given.case.stem}, {length} tokens, {given.dtype}: {result.verdict}\n")
         console.print("\n".join(_table([result])))
     if given.random:
-        results = list(_random_models(given.random, given.dtype, given.decode))
+        results = list(_random_models(given.random, given.families, given.dtype, given.decode))
         verdicts = sorted({str(r.verdict) for r in results})
-        console.print(f"\n{given.random} random models, {given.dtype}: {', '.join(verdicts)}\n")
+        names = " and ".join(given.families)
+        console.print(
+            f"\n{given.random} random {names} models, {given.dtype}: {', '.join(verdicts)}\n"
+        )
         console.print("\n".join(_table(results)))
 
 
@@ -75,20 +101,21 @@ def _engines(subject: Subject, dtype: str) -> list[Engine]:
     return engines
 
 
-def _smollm2(length: int, dtype: str, decode: int) -> RunResult:
-    case = load_case(CASE)
+def _real(path: Path, length: int, dtype: str, decode: int) -> RunResult:
+    case = load_case(path)
     subject = load_subject(locate(case.model, install=case.install))
     ids = encode(subject.checkpoint, case.prompts[-1].text or "")[:length]
-    path = subject.checkpoint.path
+    folder = subject.checkpoint.path
     engines = _engines(subject, dtype)
-    return check(engines, checkpoint=path, token_ids=[ids], decode=decode)
+    return check(engines, checkpoint=folder, token_ids=[ids], decode=decode)
 
 
-def _random_models(count: int, dtype: str, decode: int) -> Iterator[RunResult]:
+def _random_models(count: int, families: list[str], dtype: str, decode: int) -> Iterator[RunResult]:
     for seed in range(count):
         draw = random.Random(seed)
         torch.manual_seed(seed)
-        model = _random_model(draw)
+        family = draw.choice(families)
+        model = _random_model(family, draw)
         with torch.no_grad():
             for parameter in model.parameters():
                 spread = draw.choice([0.02, 0.1, 0.5])
@@ -101,57 +128,64 @@ def _random_models(count: int, dtype: str, decode: int) -> Iterator[RunResult]:
             yield check(engines, checkpoint=folder, token_ids=ids, decode=decode)
 
 
-def _random_model(draw: random.Random) -> torch.nn.Module:
+def _random_model(family: str, draw: random.Random) -> torch.nn.Module:
+    transformers.logging.disable_progress_bar()
+    arguments = _gpt2_arguments(draw) if family == "gpt2" else _arguments(family, draw)
+    config = transformers.CONFIG_MAPPING[family](**arguments)
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def _arguments(family: str, draw: random.Random) -> dict[str, Any]:
     kv_heads = draw.choice([1, 2, 3])
     heads = kv_heads * draw.choice([2, 3, 4])
-    head_dim = draw.choice([4, 16, 64])
-    sizes = {
+    rope = draw.choice(ROPES)
+    arguments = {
         "vocab_size": 97,
         "num_hidden_layers": draw.choice([2, 3]),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
+        "head_dim": draw.choice([4, 16, 64]),
         "intermediate_size": draw.choice([24, 200, 1500]),
         "rms_norm_eps": draw.choice([1e-6, 1e-5]),
         "max_position_embeddings": 256,
         "tie_word_embeddings": draw.random() < 0.5,
-        "rope_parameters": draw.choice(
-            [
-                {"rope_type": "default", "rope_theta": 1e4},
-                {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
-                {
-                    "rope_type": "llama3",
-                    "rope_theta": 5e5,
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                },
-                {
-                    "rope_type": "yarn",
-                    "rope_theta": 1e4,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                },
-            ]
-        ),
+        "attention_bias": draw.random() < 0.5,
+        "hidden_size": draw.choice([24, 96, 512]),
+        "rope_parameters": rope,
     }
-    transformers.logging.disable_progress_bar()
-    model: torch.nn.Module
-    if draw.random() < 0.5:
-        hidden = heads * draw.choice([4, 16, 64])
-        bias = draw.random() < 0.5
-        model = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                hidden_size=hidden, head_dim=head_dim, attention_bias=bias, mlp_bias=bias, **sizes
-            )
-        )
-    else:
-        model = transformers.Qwen3ForCausalLM(
-            transformers.Qwen3Config(
-                hidden_size=draw.choice([24, 96, 512]), head_dim=head_dim, **sizes
-            )
-        )
-    return model
+    if family == "llama":
+        arguments |= {"hidden_size": heads * draw.choice([4, 16, 64])}
+        arguments |= {"mlp_bias": arguments["attention_bias"]}
+    if family == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": draw.choice([1e2, 1e4])}
+        arguments |= {
+            "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+            "sliding_window": draw.choice([2, 5, 30]),
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": draw.choice([4, 16, 100]),
+            "final_logit_softcapping": draw.choice([None, 5.0, 30.0]),
+        }
+    return arguments
+
+
+def _gpt2_arguments(draw: random.Random) -> dict[str, Any]:
+    heads = draw.choice([2, 4, 9])
+    return {
+        "vocab_size": 97,
+        "n_positions": 256,
+        "n_embd": heads * draw.choice([4, 16, 64]),
+        "n_inner": draw.choice([24, 200, 1500]),
+        "n_layer": draw.choice([2, 3]),
+        "n_head": heads,
+        "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+        "activation_function": draw.choice(["gelu_new", "gelu_pytorch_tanh"]),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "scale_attn_by_inverse_layer_idx": draw.random() < 0.5,
+        "reorder_and_upcast_attn": draw.random() < 0.5,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
 
 
 if __name__ == "__main__":
