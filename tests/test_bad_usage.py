@@ -274,6 +274,19 @@ def test_a_cache_below_a_file_is_refused(gguf_case: Any, cache: str) -> None:
     assert agrees(said, (f"{cache}/gguf", KEPT, "NotADirectoryError: Not a directory", ROOM)), said
 
 
+def test_a_user_without_a_home_folder_is_told_what_to_set(gguf_case: Any) -> None:
+    said = gguf_case.refuses(LOGITS_PARITY_CACHE="~nosuchuser/cache")
+    assert agrees(
+        said,
+        (
+            "cache folder",
+            "a home folder, or the name of another folder in LOGITS_PARITY_CACHE",
+            "no home folder for ~nosuchuser/cache",
+            "set LOGITS_PARITY_CACHE to a folder that can be written",
+        ),
+    ), said
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [
