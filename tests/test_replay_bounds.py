@@ -364,6 +364,19 @@ def test_silu_that_flushes_to_zero_where_its_exponential_overflows_is_healthy(dt
     assert example.measure(found, dtype).units <= UNIT_LIMIT
 
 
+@pytest.mark.parametrize("shift", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("n", [8, 64, 576])
+def test_layer_norm_of_elements_close_to_the_mean_is_healthy(n: int, shift: float) -> None:
+    """What is left of them is small beside the rounding of the mean, which is a sum."""
+    rng = np.random.default_rng(n)
+    x = representable(rng.standard_normal((20, 200, n)) + shift, "float32")
+    inputs = tuple(representable(rng.standard_normal(n), "float32") for _ in range(2))
+    example = Example(ops.layer_norm, (x, *inputs), {"eps": 1e-5})
+    tensors = [narrowed(value, torch.float32) for value in example.inputs]
+    found = lifted(OTHERS[ops.layer_norm](example, tensors))
+    assert 0.3 < example.measure(found, "float32").units < UNIT_LIMIT / 2
+
+
 ROUNDING = [op for op in MAKERS if op is not ops.visible]
 
 

@@ -35,11 +35,13 @@ def _root_mean_square(call: Call, weight: Array) -> Array:
 def layer_norm(call: Call) -> Array:
     """The mean cancels: what is rounded is as large as the input, not as the distance from it.
 
-    With ``m`` the mean and ``s`` the standard deviation (epsilon included), the numerator loses
-    one rounding of ``x`` and of ``m``, and ``m`` itself carries that of a sum of n terms. The
-    variance is a mean of n positive terms, each with the error of its own numerator, which is
-    averaged out unless all have it: that is the error of the mean, of second order. Subtracting
-    squares instead would cost ``m**2 / s**2``; no library in use does so.
+    With ``m`` the mean, ``q`` the mean square and ``s`` the standard deviation (epsilon included),
+    the numerator loses one rounding of ``x`` and of ``m``. The mean itself is a sum of n terms of
+    either sign, divided by n: twice its walk (see :func:`~harness.replay.call.summation`) is
+    ``2 sqrt(q / 6)`` for the bridge, and for its drift what a sum of terms of one sign loses. The
+    variance is a mean of n positive terms. Its terms carry the error of the mean, which nearly
+    cancels, as they add up to 0 without it; subtracting squares instead would cost
+    ``m**2 / s**2``, but no library in use does so.
     """
     x, weight, bias = call.input(0), call.input(1).magnitude, call.input(2).magnitude
     ratio, sums = call.precision.float32_ratio, positive_sum(call, x.value.shape[-1])
@@ -47,7 +49,8 @@ def layer_norm(call: Call) -> Array:
     mean = np.mean(narrow, axis=-1, keepdims=True)
     centred = np.abs(narrow - mean)
     deviation = np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + call.constants["eps"])
-    numerator = ratio * (x.magnitude + np.abs(mean)) + sums * (np.abs(mean) + centred)
+    walk = 2 * np.sqrt(np.mean(narrow**2, axis=-1, keepdims=True) / 6)
+    numerator = ratio * (x.magnitude + np.abs(mean) + walk) + sums * (np.abs(mean) + centred)
     own: Array = call.output.magnitude + weight * numerator / deviation + ratio * bias
     if x.incoming is None:
         return own
