@@ -36,6 +36,7 @@ EDGES = {
     "console.py": "prints to the terminal",
     "diffing.py": "finds trace files",
     "engines/hf_attention.py": "looks among loaded modules for the one that calls it",
+    "engines/hf_probe.py": "writes a model for transformers to load",
     "environment.py": "clock, platform, versions, cores",
     "locate.py": "finds models",
     "outputs.py": "prints results",
@@ -44,6 +45,7 @@ EDGES = {
     "pytest_plugin/names.py": "finds this package beside another of its name",
     "report/files.py": "writes reports",
     "report/html.py": "reads its own template",
+    "seeds/command.py": "the command line",
     "start.py": "signals and the end of the process",
     "trace/container.py": "maps trace files into memory",
     "trace/write.py": "writes trace files",
@@ -86,7 +88,13 @@ def touches(source: str) -> list[str]:
                 pass  # an engine begins a sequence
             case ast.Attribute(value=ast.Name(id="sys"), attr=name) if name not in PATH_FREE:
                 found.append(f"sys.{name}")
-            case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="random" | "load" | "save"):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Attribute(attr="random"), attr="default_rng"), args=[_]
+            ):
+                pass  # the seed is given
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="random"), attr=name)):
+                found.append(f"random.{name}()")
+            case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="load" | "save"):
                 found.append(f"np.{node.attr}")
             case ast.Call(func=ast.Attribute(attr=name)) if name in METHODS:
                 found.append(f".{name}()")
@@ -132,6 +140,7 @@ def test_a_reference_touches_nothing(name: str) -> None:
         "p.exists()",
         "with p.open() as f: pass",
         "np.random.default_rng()",
+        "np.random.normal(size=3)",
         "np.load('x')",
         "np.memmap('x')",
         "import sys\nsys.argv",
@@ -149,6 +158,7 @@ def test_the_look_at_the_source_can_fail(source: str) -> None:
         "from pathlib import Path\nPath('x').name",
         "import sys\nsys.float_info.max",
         "engine.open(cache=True)",
+        "np.random.default_rng(7)",
         "import threading",
     ],
 )
