@@ -369,6 +369,46 @@ ROWS: dict[str, tuple[Spoil, str, str, str, str]] = {
         "nan",
         "correct the config, or use a family that implements this value",
     ),
+    "config with more layers than the memory could list": (
+        config(num_hidden_layers=10**9),
+        "config.json: num_hidden_layers",
+        "a positive integer up to 10000",
+        "1000000000",
+        "correct the config, or use a family that implements this value",
+    ),
+    "config with a size beyond 32 bits": (
+        config(vocab_size=1 << 31),
+        "config.json: vocab_size",
+        "a positive integer up to 2147483647",
+        "2147483648",
+        "correct the config, or use a family that implements this value",
+    ),
+    "config with a number beyond float64": (
+        config(
+            '{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9,'
+            '"intermediate_size": 8, "num_hidden_layers": 1, "rms_norm_eps": 1' + "0" * 400 + "}"
+        ),
+        "config.json: rms_norm_eps",
+        "a positive number",
+        "10*",
+        "correct the config, or use a family that implements this value",
+    ),
+    "config whose yarn has no wavelengths": (
+        config(rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}),
+        "config.json: rope_theta",
+        "another number than 1 for rope type yarn",
+        "1.0",
+        "correct the config, or use a family that implements this value",
+    ),
+    "config whose dynamic rope has one wavelength": (
+        config(
+            head_dim=2, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 9.0}
+        ),
+        "config.json: head_dim",
+        "more than 2 for rope type dynamic",
+        "2",
+        "correct the config, or use a family that implements this value",
+    ),
     "GGUF cut short": (
         as_gguf(lambda content: content[:-1]),
         *GGUF,
