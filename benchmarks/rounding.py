@@ -154,8 +154,9 @@ def _arguments(family: str, draw: random.Random) -> dict[str, Any]:
         "hidden_size": draw.choice([24, 96, 512]),
         "rope_parameters": rope,
     }
-    if family == "llama":
+    if family in ("llama", "gemma3_text"):
         arguments |= {"hidden_size": heads * draw.choice([4, 16, 64])}
+    if family == "llama":
         arguments |= {"mlp_bias": arguments["attention_bias"]}
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": draw.choice([1e2, 1e4])}

@@ -377,6 +377,17 @@ def test_layer_norm_of_elements_close_to_the_mean_is_healthy(n: int, shift: floa
     assert 0.3 < example.measure(found, "float32").units < UNIT_LIMIT / 2
 
 
+def test_a_soft_cap_whose_quotient_is_denormal_is_healthy() -> None:
+    """Float16 holds 3e-5 / 30 to one part in sixteen."""
+    example = Example(
+        ops.softcap, (representable(np.geomspace(1e-6, 1e-2, 4001), "float16"),), {"cap": 30.0}
+    )
+    x = narrowed(example.inputs[0], torch.float16)
+    found = lifted(OTHERS[ops.softcap](example, [x]))
+    assert np.max(np.abs(found / example.inputs[0] - 1)) > 0.01
+    assert 0.3 < example.measure(found, "float16").units < UNIT_LIMIT / 2
+
+
 ROUNDING = [op for op in MAKERS if op is not ops.visible]
 
 

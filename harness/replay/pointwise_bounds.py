@@ -47,8 +47,12 @@ def _gelu_by_tanh(call: Call, ratio: float) -> Array:
 
 
 def softcap(call: Call) -> Array:
-    """Quotient, tanh and product; the quotient's rounding is passed on by the slope."""
+    """Quotient, tanh and product; the quotient's rounding is passed on by the slope.
+
+    In float16 the quotient of a small number may be denormal: what that loses comes back times cap.
+    """
     x, cap = call.input(0), call.constants["cap"]
     slope = 1 - np.tanh(x.magnitude / np.float32(cap)) ** 2
     own: Array = call.output.magnitude + slope * x.magnitude
+    own += np.float32(cap * call.precision.underflow / call.precision.unit_roundoff)
     return own + slope * x.slack
