@@ -14,6 +14,7 @@ from transformers import AttentionInterface, GPT2Model
 
 from harness import HFEngine, RunResult, check
 from harness.checkpoint import load_checkpoint
+from harness.errors import UsageError
 from harness.result import Comparison, Verdict
 from harness.subject import load_subject
 
@@ -57,8 +58,8 @@ def norm_of_the_weight_alone(model: Any) -> None:
     norm = model.model.layers[1].input_layernorm
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
-        return scaled * norm.weight
+        scaled: torch.Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+        return scaled.mul(norm.weight)
 
     norm.forward = forward
 
@@ -201,6 +202,24 @@ def test_an_engine_that_caps_scores_is_healthy_and_gives_both_taps(
     assert units["layers.0.attn.scores_capped"] > 0
 
 
+def test_a_long_run_leaves_the_rotations_of_both_layer_types_as_they_were(
+    tiny: Tiny, load_model: Load
+) -> None:
+    full = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    sliding = {"rope_type": "default", "rope_theta": 500.0}
+    ropes = {"full_attention": full, "sliding_attention": sliding}
+    path = tiny("gemma3_text", rope_parameters=ropes, max_position_embeddings=16)
+    model = load_model(path)
+    before = model.model.rotary_emb.full_attention_inv_freq.clone()
+    attributes = set(vars(model.model.rotary_emb))
+    with HFEngine(model).open(cache=False) as session:
+        session.feed(torch.tensor([TOKENS[0] * 3]).numpy())
+        assert not torch.equal(model.model.rotary_emb.full_attention_inv_freq, before)
+    assert torch.equal(model.model.rotary_emb.full_attention_inv_freq, before)
+    assert set(vars(model.model.rotary_emb)) == attributes
+    assert run(model, path).verdict in (Verdict.PASS, Verdict.ROUNDING)
+
+
 # GPT-2
 
 
@@ -224,7 +243,8 @@ def mean_not_subtracted(model: Any) -> None:
     norm = model.transformer.h[1].ln_1
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight + norm.bias
+        scaled: torch.Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+        return scaled.mul(norm.weight).add(norm.bias)
 
     norm.forward = forward
 
@@ -380,5 +400,5 @@ def test_a_file_that_was_saved_without_the_head_is_read(
 
 def test_a_length_beyond_the_learned_positions_is_refused(tiny: Tiny, load_model: Load) -> None:
     path = tiny("gpt2", n_positions=12)
-    with pytest.raises(Exception, match="12"):
+    with pytest.raises(UsageError, match=r"expected at most 12 positions.*found 13 tokens"):
         check(HFEngine(load_model(path)), checkpoint=path, token_ids=[[1] * 13])

@@ -81,8 +81,9 @@ def test_an_unknown_family_is_refused_with_those_that_are_known(model_type: str)
     with pytest.raises(ConfigError) as caught:
         families.load(model_type)
     assert str(caught.value) == (
-        f"config.json: model_type: expected one of gemma3_text, gpt2, llama, qwen3, found {model_type!r}: "
-        "the reference has no such family yet: add references/families/<model_type>.py"
+        "config.json: model_type: expected one of gemma3_text, gpt2, llama, qwen3, "
+        f"found {model_type!r}: the reference has no such family yet: "
+        "add references/families/<model_type>.py"
     )
 
 
