@@ -44,20 +44,26 @@ def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: i
     )
 
 
-def difference(reference: Float64, candidate: Float64, axes: str, *, start: int = 0) -> Difference:
+def difference(reference: Array, candidate: Array, axes: str, *, start: int = 0) -> Difference:
     """Measure ``candidate - reference``, elementwise.
 
     Args:
-        reference: Float64 values of the reference.
-        candidate: The candidate's values, lifted to float64; same shape, all finite.
+        reference: Values of the reference. Narrower floats than float32, and booleans, are
+            compared in float32.
+        candidate: The candidate's values, of the same shape.
         axes: Axis letters.
         start: Position of the first query of this chunk.
+
+    Returns:
+        The difference; ``max_abs`` is NaN or infinite if a value on either side is.
     """
     worst, largest, total, magnitude, over = 0, -1.0, 0.0, 0.0, 0
-    for start_of_block, x, y in _blocks(reference, candidate):
-        error = np.abs(y - x)
+    for start_of_block, *pair in _blocks(reference, candidate):
+        x, y = map(_wide, pair)
+        error = np.subtract(y, x)
+        np.abs(error, out=error)
         at = int(error.argmax())
-        if error[at] > largest:
+        if not error[at] <= largest and np.isfinite(largest):  # so that the first NaN stays
             worst, largest = start_of_block + at, float(error[at])
         total += float(error.sum())
         magnitude = max(magnitude, float(x.max()), -float(x.min()))
@@ -73,11 +79,13 @@ def difference(reference: Float64, candidate: Float64, axes: str, *, start: int 
 
 
 def local_error(
-    expected: Float64,
-    found: Float64,
+    expected: Array,
+    found: Array,
     unit: Array,
     axes: str,
     *,
+    roundoff: float = 1.0,
+    underflow: float = 0.0,
     start: int = 0,
     inherited_bound: bool = False,
 ) -> LocalError:
@@ -85,31 +93,47 @@ def local_error(
 
     Args:
         expected: Float64 result of the op on the candidate's own inputs.
-        found: The candidate's result, lifted to float64; same shape, all finite.
-        unit: Absolute size of one rounding unit at every element, positive.
+        found: The candidate's result, lifted to float64; same shape.
+        unit: Size of one rounding unit at every element, positive, before the two that follow:
+            ``unit * roundoff + underflow`` is its absolute size.
         axes: Axis letters.
+        roundoff: Unit roundoff of the candidate's dtype.
+        underflow: Absolute error that it may make near zero.
         start: Position of the first query of this chunk.
         inherited_bound: Whether the unit came through ops that were not tapped.
+
+    Returns:
+        The error; ``units`` is NaN or infinite if a value on either side is, or the unit.
     """
     worst, largest, over, samples = 0, -1.0, 0, []
+    step = max(1, expected.size // _SAMPLES)
     for start_of_block, x, y, size in _blocks(expected, found, unit):
-        units = np.abs(y - x)
-        units /= size
+        absolute = size * unit.dtype.type(roundoff)
+        absolute += unit.dtype.type(underflow)
+        error = np.subtract(_wide(y), _wide(x))
+        units = np.abs(error, out=error).astype(unit.dtype, copy=False)
+        units /= absolute
+        units += 0 * absolute  # an infinite unit would hide any error: NaN instead
         at = int(units.argmax())
-        if units[at] > largest:
+        if not units[at] <= largest and np.isfinite(largest):
             worst, largest = start_of_block + at, float(units[at])
         over += int(np.count_nonzero(units > UNIT_LIMIT))
-        samples.append(units[:: max(1, expected.size // _SAMPLES)])
+        samples.append(units[::step])
     index = np.unravel_index(worst, expected.shape)
     return LocalError(
         units=largest,
         median=float(np.median(np.concatenate(samples))),
-        error=float(abs(found[index] - expected[index])),
-        bound=float(unit[index]),
+        error=abs(float(found[index]) - float(expected[index])),
+        bound=float(unit[index]) * roundoff + underflow,
         over=over,
         inherited_bound=inherited_bound,
         worst=locate(axes, worst, expected, found, start=start),
     )
+
+
+def _wide(block: Array) -> Array:
+    """A block in a dtype that differences can be taken in."""
+    return block.astype(np.float32) if block.dtype.itemsize < 4 else block
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[Any, ...]]:
@@ -167,7 +191,8 @@ def pair_difference(
     """Measure two candidates' values of one tap, of one shape, against each other."""
     largest, total = 0.0, 0.0
     for _, x, y in _blocks(values_a, values_b):
-        error = np.abs(y - x) if x.dtype != bool else (x != y)
+        error = np.subtract(_wide(y), _wide(x))
+        np.abs(error, out=error)
         largest = max(largest, float(error.max()))
         total += float(error.sum())
     return PairDifference(a, b, chunk, tap, largest, total / values_a.size)

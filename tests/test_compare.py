@@ -290,3 +290,37 @@ def test_pairwise_counts_the_positions_at_which_the_largest_logit_agrees() -> No
     assert found.max_abs == 2
     same = pairwise("a", a, "b", a)
     assert (same.top1_agreement, same.kl_max, same.max_abs) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_differences_of_what_is_not_finite_are_not_finite(value: float) -> None:
+    x = np.zeros((1, 1, 70_000))
+    y = x.copy()
+    y[0, 0, 40_000] = value
+    y[0, 0, 40_001] = np.nan
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(difference(x, y, "BTC").max_abs)
+        assert difference(x, y, "BTC").worst.index == (0, 0, 40_000)
+        assert not np.isfinite(local_error(x, y, np.ones(x.shape), "BTC").units)
+
+
+def test_infinite_unit_hides_no_error() -> None:
+    x = np.zeros((1, 1, 4))
+    unit = np.array([[[1, np.inf, 1, 1]]], dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(local_error(x, x + 1, unit, "BTC").units)
+
+
+def test_unit_is_scaled_by_roundoff_and_shifted_by_underflow() -> None:
+    x = np.zeros((1, 1, 2))
+    unit = np.array([[[4.0, 0.0]]], dtype=np.float32)
+    found = local_error(x, x + 1, unit, "BTC", roundoff=0.5, underflow=0.25)
+    assert found.units == 4
+    assert found.bound == 0.25
+
+
+def test_difference_of_narrow_floats_and_booleans_is_taken_in_float32() -> None:
+    x, y = (np.array([[[s * 60000, 1]]], dtype=np.float16) for s in (1, -1))
+    assert difference(x, y, "BTC").max_abs == 120000
+    flags = difference(np.array([[[True, False]]]), np.array([[[True, True]]]), "BTS")
+    assert (flags.max_abs, flags.over, flags.magnitude) == (1, 1, 1)

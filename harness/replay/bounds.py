@@ -34,6 +34,8 @@ def _exact(call: Call) -> Array:
 
 def _extend(call: Call) -> Array:
     past, new = call.inputs[0], call.input(1)
+    if new.incoming is None and (past is None or past.incoming is None):
+        return call.output.magnitude
     parts = [x.slack + 0 * x.magnitude for x in (past, new) if x is not None]
     keep = call.constants.get("keep")
     carried = np.concatenate(parts, axis=2)
@@ -42,12 +44,20 @@ def _extend(call: Call) -> Array:
 
 
 def _add(call: Call) -> Array:
-    return call.output.magnitude + call.input(0).slack + call.input(1).slack
+    bound = call.output.magnitude
+    for x in (call.input(0), call.input(1)):
+        bound = bound if x.incoming is None else bound + x.incoming
+    return bound
 
 
 def _multiply(call: Call) -> Array:
     x, y = call.input(0), call.input(1)
-    return call.output.magnitude + x.slack * y.magnitude + y.slack * x.magnitude
+    bound = call.output.magnitude
+    if x.incoming is not None:
+        bound = bound + x.incoming * y.magnitude
+    if y.incoming is not None:
+        bound = bound + y.incoming * x.magnitude
+    return bound
 
 
 def _linear_bound(
@@ -127,18 +137,20 @@ def _scores(call: Call) -> Array:
 def _masked_softmax(call: Call) -> Array:
     scores, probs = call.input(0), call.output.magnitude
     seen = call.input(1).value[:, None]
-    narrow = scores.value.astype(np.float32)
+    shift = scores.value.astype(np.float32)
     lowest = np.float32(-np.inf)
-    depth = np.max(narrow, axis=-1, keepdims=True, where=seen, initial=lowest) - narrow
-    shift = call.precision.float32_ratio * depth
+    top = np.max(shift, axis=-1, keepdims=True, where=seen, initial=lowest)
+    np.subtract(top, shift, out=shift)
+    shift *= np.float32(call.precision.float32_ratio)
     if scores.incoming is not None:
         shift += scores.incoming
     shift *= seen
-    mean_shift = np.sum(probs * shift, axis=-1, keepdims=True)
+    mean_shift = np.einsum("bhts,bhts->bht", probs, shift)[..., None]
     total = call.precision.float32_ratio + positive_sum(call, probs.shape[-1])
-    shift += mean_shift + (1 + total)
-    bound: Array = probs * shift
-    bound += seen * (call.precision.underflow / call.precision.unit_roundoff)
+    shift += mean_shift + np.float32(1 + total)
+    shift *= probs
+    shift += seen * np.float32(call.precision.underflow / call.precision.unit_roundoff)
+    bound: Array = shift
     return bound
 
 

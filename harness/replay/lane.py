@@ -96,18 +96,20 @@ def examine(
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
     found, status, note = _take(candidate, place, place.tap, truth)
     measured, local, operand = None, None, None
-    if found is not None and worst_nonfinite(call.output.value) is not None:
-        status = TapStatus.NOT_FINITE
-        note = "the op in float64 on the candidate's own inputs is not finite"
-    elif found is not None:
+    if found is not None:
         axes = axes_of(place.tap)
         given = _given(truth, found)
         start = _start(place, axes, given)
-        measured = difference(_float(truth[given]), _float(found), axes, start=start)
+        measured = difference(truth[given], found, axes, start=start)
         bound = unit(op, call)
         call.output.forget()
         local = _local(call, bound, given, found, axes, start)
-        operand = _merged(call, bound, given, found)
+        if np.isfinite(measured.max_abs) and np.isfinite(local.units):
+            operand = _merged(call, bound, given, found)
+        else:
+            status, note = TapStatus.NOT_FINITE, _why_not_finite(place, truth, call, found)
+            measured = local = None
+            found = None if worst_nonfinite(found) is not None else found
     comparison = Comparison(
         candidate=candidate.name,
         chunk=place.chunk,
@@ -178,10 +180,6 @@ def _take(
         return None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}"
     if found.dtype != bool:
         found = np.ascontiguousarray(found, dtype=np.float64)
-    if worst_nonfinite(found) is not None:
-        return None, TapStatus.NOT_FINITE, _describe_nonfinite(tap, place, truth, found)
-    if worst_nonfinite(truth) is not None:
-        return None, TapStatus.NOT_FINITE, "the float64 reference itself is not finite there"
     return found, TapStatus.COMPARED, note
 
 
@@ -193,9 +191,16 @@ def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[in
     return (*whole[:at], found[at], *whole[at + 1 :])
 
 
-def _describe_nonfinite(tap: str, place: Place, truth: Array, found: Array) -> str:
-    flat = worst_nonfinite(found) or 0
-    axes = axes_of(tap)
+def _why_not_finite(place: Place, truth: Array, call: Call, found: Array) -> str:
+    """Which of the numbers that were compared was not finite."""
+    flat = worst_nonfinite(found)
+    if flat is None and worst_nonfinite(truth) is not None:
+        return "the float64 reference itself is not finite there"
+    if flat is None and worst_nonfinite(call.output.value) is not None:
+        return "the op in float64 on the candidate's own inputs is not finite"
+    if flat is None:
+        return "the inputs are so large, beyond 1e19, that their squares overflow in the bound"
+    axes = axes_of(place.tap or "")
     given = _given(truth, found)
     where = locate(axes, flat, truth[given], found, start=_start(place, axes, given))
     count = int(np.count_nonzero(~np.isfinite(found)))
@@ -208,14 +213,13 @@ def _describe_nonfinite(tap: str, place: Place, truth: Array, found: Array) -> s
 def _local(
     call: Call, bound: Array, given: tuple[slice, ...], found: Array, axes: str, start: int
 ) -> LocalError:
-    size = bound[given].astype(np.float64)
-    size *= call.precision.unit_roundoff
-    size += call.precision.underflow
     return local_error(
-        _float(call.output.value[given]),
-        _float(found),
-        size,
+        call.output.value[given],
+        found,
+        bound[given],
         axes,
+        roundoff=call.precision.unit_roundoff,
+        underflow=call.precision.underflow,
         start=start,
         inherited_bound=any(x is not None and x.incoming is not None for x in call.inputs),
     )
@@ -242,7 +246,3 @@ def rounded(array: Array, dtype: str) -> Array:
     target = DTYPES[dtype]
     narrower = array.dtype != target and array.dtype.itemsize >= target.itemsize
     return array.astype(target) if narrower else array
-
-
-def _float(array: Array) -> NDArray[np.float64]:
-    return array.astype(np.float64) if array.dtype == bool else array

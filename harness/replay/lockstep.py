@@ -157,7 +157,7 @@ class Lockstep:
                 return value.lanes[index]
             key = (id(value), self._dtypes[index])
             if key not in lifted:
-                lifted[key] = Operand(_lift(value, self._dtypes[index]))
+                lifted[key] = _lift(value, self._dtypes[index])
             return lifted[key]
 
         return [tuple(lane(x, index) for x in inputs) for index in range(len(self._dtypes))]
@@ -194,7 +194,10 @@ def _run(op: seam.Op, lane: tuple[Operand | None, ...], constants: dict[str, Any
     return result
 
 
-def _lift(value: seam.Handle, dtype: str) -> Array:
+def _lift(value: seam.Handle, dtype: str) -> Operand:
     """A parameter rounded to ``dtype`` and lifted to float64; integers as they are."""
     array = np.asarray(value.array if isinstance(value, seam.Weight) else value)
-    return array if array.dtype.kind in "iub" else rounded(array, dtype).astype(np.float64)
+    if array.dtype.kind in "iub":
+        return Operand(array)
+    narrow = rounded(array, dtype)
+    return Operand(narrow.astype(np.float64), stored=narrow)

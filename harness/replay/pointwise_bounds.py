@@ -18,7 +18,7 @@ def silu(call: Call) -> Array:
     """
     own: Array = (1 + call.precision.float32_ratio) * call.output.magnitude
     own += call.input(0).magnitude * (call.precision.underflow / call.precision.unit_roundoff)
-    return own + 1.1 * call.input(0).slack
+    return own if call.input(0).incoming is None else own + 1.1 * call.input(0).slack
 
 
 def gelu_tanh(call: Call) -> Array:

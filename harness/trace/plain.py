@@ -62,7 +62,7 @@ def compare_taps(
                 axes, end = axes_of(tap), starts[chunk + 1]
                 a, b = common_positions(axes, a, b)
                 start = end - a.shape[axes.index("T")] if "T" in axes else starts[chunk]
-                measured = difference(_float(a), _float(b), axes, start=start)
+                measured = difference(a, b, axes, start=start)
                 if tap == "logits":
                     logits.append(pairwise(first.name, a, other.name, b))
             comparisons.append(
@@ -164,7 +164,3 @@ def _status(
 
 def _values(taken: Array | LastPositions | None) -> Array | None:
     return taken.value if isinstance(taken, LastPositions) else taken
-
-
-def _float(array: Array) -> NDArray[np.float64]:
-    return array.astype(np.float64)
