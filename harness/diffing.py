@@ -218,7 +218,7 @@ def _without_model(
 ) -> RunResult:
     first, other = participants
     places = _places(traces, subject, chunks)
-    comparisons, logits = compare_taps(first, other, chunks, places)
+    comparisons, logits = compare_taps(first, [other], chunks, places)
     verdict = judge_taps(other, comparisons)
     ids = np.concatenate(chunks, axis=1)
     prompt = PromptResult(

@@ -1,6 +1,5 @@
 """Where the taps of a candidate come from: taken by name, in any order, one chunk after another."""
 
-import queue
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,8 +16,11 @@ from ..engines.protocol import Engine
 Array = NDArray[Any]
 TokenIds = NDArray[np.int64]
 
-#: Number of taps that an engine may be ahead of the comparison.
+#: Number of taps that an engine computes before it lets them be compared.
 AHEAD = 48
+
+#: The same in bytes: 64 MiB.
+AHEAD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,11 @@ class TapSource(Protocol):
 
 
 class EngineSource(AbstractContextManager["EngineSource"]):
-    """Runs an engine in a thread of its own, held back so that taps need not all fit in memory.
+    """Runs an engine in a thread of its own that takes turns with the comparison.
+
+    The engine goes on while a tap is waited for, until a batch of taps is there, and then rests
+    while they are compared. So a run never has to fit in memory, and the two never compete: an
+    engine uses all cores by itself, and a Python thread beside it would hold it up at every op.
 
     Args:
         engine: The engine.
@@ -58,17 +64,19 @@ class EngineSource(AbstractContextManager["EngineSource"]):
     def __init__(self, engine: Engine, chunks: Sequence[TokenIds]) -> None:
         self._engine = engine
         self._chunks = chunks
-        self._queue: queue.Queue[tuple[int, str, Array | None]] = queue.Queue(AHEAD)
         self._arrived: dict[str, Array] = {}
         self._chunk = 0
         self._ended: set[int] = set()
+        self._batch = (0, 0)
         self._failure: BaseException | None = None
         self._broken = False
-        self._abandoned = threading.Event()
+        self._abandoned = False
+        self._running = False
+        self._turn = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"parity {engine.name}", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the engine."""
+        """Make the engine ready; it begins when the first tap is waited for."""
         self._thread.start()
         return self
 
@@ -79,10 +87,10 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         trace: TracebackType | None,
     ) -> None:
         """Stop the engine, if it still runs, and wait until it has cleaned up."""
-        self._abandoned.set()
-        while self._thread.is_alive():
-            self._drain()
-            self._thread.join(timeout=0.01)
+        with self._turn:
+            self._abandoned = True
+            self._turn.notify_all()
+        self._thread.join()
         if self._failure is not None and not self._broken and error is None:
             raise self._failure
 
@@ -94,51 +102,60 @@ class EngineSource(AbstractContextManager["EngineSource"]):
             self._arrived.clear()
             self._chunk = chunk
         while tap not in self._arrived and chunk not in self._ended:
-            self._receive()
+            if self._failure is not None:
+                self._broken = True
+                raise self._failure
+            self._let_run()
         return self._arrived.pop(tap, None)
 
-    def _receive(self) -> None:
-        if self._broken and self._failure is not None:
-            raise self._failure
-        chunk, tap, array = self._queue.get()
-        if self._failure is not None and tap == _FAILED:
-            self._broken = True
-            raise self._failure
-        if array is None:
-            self._ended.add(chunk)
-        elif chunk == self._chunk:
-            self._arrived[tap] = array
+    def _let_run(self) -> None:
+        """Give the engine its turn and wait until it is over."""
+        with self._turn:
+            self._running = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: not self._running)
 
     def _run(self) -> None:
+        """What the engine's thread does."""
         try:
+            self._wait_for_turn()
             with self._engine.open(cache=len(self._chunks) > 1) as session:
                 for index, tokens in enumerate(self._chunks):
                     session.feed(tokens, partial(self._put, index))
-                    self._put(index, _ENDED, None)
+                    self._ended.add(index)
+                    self._rest()
         except _AbandonedError:
             pass
         except BaseException as error:
             self._failure = error
-            self._put_quietly((-1, _FAILED, None))
+        finally:
+            self._hand_over()
 
-    def _put(self, chunk: int, tap: str, array: Array | None) -> None:
-        if self._abandoned.is_set():
+    def _put(self, chunk: int, tap: str, array: Array) -> None:
+        if self._abandoned:
             raise _AbandonedError
-        self._queue.put((chunk, tap, array))
+        if chunk == self._chunk:  # taps of an earlier one are not asked for any more
+            self._arrived[tap] = array
+        count, size = self._batch
+        self._batch = count + 1, size + array.nbytes
+        if count + 1 >= AHEAD or size + array.nbytes >= AHEAD_BYTES:
+            self._rest()
 
-    def _put_quietly(self, item: tuple[int, str, Array | None]) -> None:
-        if not self._abandoned.is_set():
-            self._queue.put(item)
+    def _rest(self) -> None:
+        self._batch = (0, 0)
+        self._hand_over()
+        self._wait_for_turn()
 
-    def _drain(self) -> None:
-        while True:
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                return
+    def _hand_over(self) -> None:
+        with self._turn:
+            self._running = False
+            self._turn.notify_all()
 
-
-_ENDED, _FAILED = "<end>", "<failed>"
+    def _wait_for_turn(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._running or self._abandoned)
+        if self._abandoned:
+            raise _AbandonedError
 
 
 class _AbandonedError(Exception):

@@ -7,6 +7,7 @@ pass.
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,53 +34,98 @@ Array = NDArray[Any]
 
 def compare_taps(
     first: Participant,
-    other: Participant,
+    others: Sequence[Participant],
     chunks: Sequence[TokenIds],
     places: Iterable[tuple[int, str]],
 ) -> tuple[list[Comparison], list[LogitsPair]]:
-    """Measure one side against the other at every tap.
+    """Measure sides against the first at every tap; each tap is dropped when it was compared.
 
     Args:
         first: The side that stands for the reference.
-        other: The candidate.
+        others: The candidates.
         chunks: Token ids [B, T] of each forward pass.
         places: Chunk and name of each tap, chunks in order.
 
     Returns:
-        One comparison a tap, and the logits of each chunk compared in more detail.
+        One comparison a tap and candidate, and the logits of each chunk compared in more detail.
     """
-    comparisons, logits = [], []
-    starts = [0, *np.cumsum([chunk.shape[1] for chunk in chunks]).tolist()]
+    comparisons: list[Comparison] = []
+    logits: list[LogitsPair] = []
+    ends = np.cumsum([chunk.shape[1] for chunk in chunks]).tolist()
     with ExitStack() as stack:
-        source_a = stack.enter_context(first.source(chunks))
-        source_b = stack.enter_context(other.source(chunks))
+        sources = [stack.enter_context(side.source(chunks)) for side in (first, *others)]
         for order, (chunk, tap) in enumerate(places):
-            a, b = _values(source_a.take(chunk, tap)), _values(source_b.take(chunk, tap))
-            status, note = _status(first, other, tap, a, b)
-            measured = None
-            shape = () if a is None else a.shape
-            if status is TapStatus.COMPARED and a is not None and b is not None:
-                axes, end = axes_of(tap), starts[chunk + 1]
-                a, b = common_positions(axes, a, b)
-                start = end - a.shape[axes.index("T")] if "T" in axes else starts[chunk]
-                measured = difference(a, b, axes, start=start)
-                if tap == "logits":
-                    logits.append(pairwise(first.name, a, other.name, b))
-            comparisons.append(
-                Comparison(
-                    candidate=other.name,
-                    chunk=chunk,
-                    tap=tap,
-                    op="",
-                    order=order,
-                    axes=axes_of(tap),
-                    shape=shape,
-                    status=status,
-                    difference=measured,
-                    note=note,
-                )
-            )
+            ours, *theirs = (_values(source.take(chunk, tap)) for source in sources)
+            for side, values in zip(others, theirs, strict=True):
+                pair = _Pair(first, side, tap, ours, values)
+                comparisons.append(pair.compare(chunk, order, end=ends[chunk]))
+                if tap == "logits" and comparisons[-1].difference is not None:
+                    logits.append(pair.compare_logits())
     return comparisons, logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One tap on both sides, None where a side did not give it."""
+
+    first: Participant
+    other: Participant
+    tap: str
+    ours: Array | None
+    theirs: Array | None
+
+    def common(self) -> tuple[Array, Array]:
+        """Both at the positions that both cover."""
+        if self.ours is None or self.theirs is None:
+            raise LookupError(self.tap)
+        return common_positions(axes_of(self.tap), self.ours, self.theirs)
+
+    def compare(self, chunk: int, order: int, *, end: int) -> Comparison:
+        """Measure the tap, or say why not; ``end`` is the position behind the chunk."""
+        status, note = self._status()
+        measured, axes = None, axes_of(self.tap)
+        if status is TapStatus.COMPARED:
+            a, b = self.common()
+            start = end - a.shape[axes.index("T")] if "T" in axes else 0
+            with np.errstate(all="ignore"):  # what is not finite is a status of its own
+                measured = difference(a, b, axes, start=start)
+            if not np.isfinite(measured.max_abs):
+                status, note, measured = TapStatus.NOT_FINITE, self._why_not_finite(a), None
+        return Comparison(
+            candidate=self.other.name,
+            chunk=chunk,
+            tap=self.tap,
+            op="",
+            order=order,
+            axes=axes,
+            shape=() if self.ours is None else self.ours.shape,
+            status=status,
+            difference=measured,
+            note=note,
+        )
+
+    def compare_logits(self) -> LogitsPair:
+        """Compare logits in more detail."""
+        a, b = self.common()
+        return pairwise(self.first.name, a, self.other.name, b)
+
+    def _status(self) -> tuple[TapStatus, str]:
+        for side, array in ((self.first, self.ours), (self.other, self.theirs)):
+            reason = declared(side.unavailable, self.tap)
+            if reason is not None:
+                return TapStatus.UNAVAILABLE, f"{side.name}: {reason}"
+            if array is None:
+                return TapStatus.MISSING, f"{side.name} did not hand it over and did not declare so"
+        a, b = self.common()
+        if a.shape == b.shape:
+            return TapStatus.COMPARED, ""
+        ours, theirs = (format_shape(axes_of(self.tap), array.shape) for array in (a, b))
+        found = f"{self.first.name} has {ours}, {self.other.name} {theirs}"
+        return TapStatus.MISSHAPEN, found
+
+    def _why_not_finite(self, ours: Array) -> str:
+        side = self.first if worst_nonfinite(ours) is not None else self.other
+        return f"{side.name} has NaN or infinity"
 
 
 def judge_taps(other: Participant, comparisons: Sequence[Comparison]) -> CandidateVerdict:
@@ -138,28 +184,6 @@ def _decide(
 
 def _size(comparison: Comparison) -> float:
     return comparison.difference.max_abs if comparison.difference else 0.0
-
-
-def _status(
-    first: Participant, other: Participant, tap: str, a: Array | None, b: Array | None
-) -> tuple[TapStatus, str]:
-    for side, array in ((first, a), (other, b)):
-        reason = declared(side.unavailable, tap)
-        if reason is not None:
-            return TapStatus.UNAVAILABLE, f"{side.name}: {reason}"
-        if array is None:
-            return TapStatus.MISSING, f"{side.name} did not hand it over and did not declare so"
-    if a is None or b is None:
-        raise AssertionError(tap)
-    x, y = common_positions(axes_of(tap), a, b)
-    if x.shape != y.shape:
-        axes = axes_of(tap)
-        found = f"{first.name} has {format_shape(axes, a.shape)}"
-        return TapStatus.MISSHAPEN, f"{found}, {other.name} {format_shape(axes, b.shape)}"
-    for side, array in ((first, x), (other, y)):
-        if worst_nonfinite(array) is not None:
-            return TapStatus.NOT_FINITE, f"{side.name} has NaN or infinity"
-    return TapStatus.COMPARED, ""
 
 
 def _values(taken: Array | LastPositions | None) -> Array | None:
