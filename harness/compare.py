@@ -210,17 +210,17 @@ def worst_nonfinite(candidate: Array) -> int | None:
 
 def log_softmax(logits: Float64) -> Float64:
     """Logarithm of the softmax over the last axis."""
-    shifted = logits - np.max(logits, axis=-1, keepdims=True)
-    result: Float64 = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
-    return result
+    shifted: Float64 = logits - np.max(logits, axis=-1, keepdims=True)
+    shifted -= np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return shifted
 
 
-def kl_divergence(logits_a: Float64, logits_b: Float64) -> Float64:
+def kl_divergence(probs_a: Float64, log_probs_a: Float64, log_probs_b: Float64) -> Float64:
     """KL(a || b) in nats at every position: [..., V] to [...].
 
     Source: Kullback and Leibler 1951. Rounding can leave a result of size 1e-16 below zero; it is
     clipped there.
     """
-    log_a, log_b = log_softmax(logits_a), log_softmax(logits_b)
-    divergence: Float64 = np.sum(np.exp(log_a) * (log_a - log_b), axis=-1)
-    return np.maximum(divergence, 0.0)
+    divergence: Float64 = np.einsum("...v,...v->...", probs_a, log_probs_a - log_probs_b)
+    np.maximum(divergence, 0.0, out=divergence)
+    return divergence

@@ -1,11 +1,14 @@
 """Comparison of whole logits, of any two engines."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .compare import kl_divergence
+from .compare import kl_divergence, log_softmax
 from .result import LogitsPair
 
 Array = NDArray[Any]
@@ -16,27 +19,70 @@ _BLOCK = 64
 
 def pairwise(a: str, logits_a: Array, b: str, logits_b: Array) -> LogitsPair:
     """Compare two engines' logits [B, T, V] over all positions."""
-    rows_a = logits_a.reshape(-1, logits_a.shape[-1])
-    rows_b = logits_b.reshape(-1, logits_b.shape[-1])
-    largest, total, agree, divergence = 0.0, 0.0, 0, []
-    for start in range(0, rows_a.shape[0], _BLOCK):
-        x = rows_a[start : start + _BLOCK].astype(np.float64)
-        y = rows_b[start : start + _BLOCK].astype(np.float64)
-        error = np.abs(x - y)
-        largest = max(largest, float(error.max()))
-        total += float(error.sum())
-        agree += int(np.count_nonzero(x.argmax(axis=-1) == y.argmax(axis=-1)))
-        divergence.append(kl_divergence(x, y))
-    kl = np.concatenate(divergence)
-    return LogitsPair(
-        a=a,
-        b=b,
-        max_abs=largest,
-        mean_abs=total / rows_a.size,
-        kl_mean=float(kl.mean()),
-        kl_max=float(kl.max()),
-        top1_agreement=agree / rows_a.shape[0],
-    )
+    return all_pairs({a: logits_a, b: logits_b})[0]
+
+
+def all_pairs(logits: Mapping[str, Array]) -> list[LogitsPair]:
+    """Compare every two engines' logits, in the order of the mapping.
+
+    Args:
+        logits: [B, T, V] of each engine, of one shape.
+    """
+    sums = {pair: _Sums() for pair in combinations(logits, 2)}
+    rows = {name: array.reshape(-1, array.shape[-1]) for name, array in logits.items()}
+    count, vocab = next(iter(rows.values())).shape
+    for start in range(0, count, _BLOCK):
+        at = slice(start, start + _BLOCK)
+        blocks = {name: _Block.of(array[at]) for name, array in rows.items()}
+        for (a, b), total in sums.items():
+            total.add(blocks[a], blocks[b])
+    return [total.pair(a, b, count, vocab) for (a, b), total in sums.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some positions of one engine, with what every pair needs of them."""
+
+    values: NDArray[np.float64]
+    log_probs: NDArray[np.float64]
+    probs: NDArray[np.float64]
+    top: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Array) -> "_Block":
+        values = rows.astype(np.float64)
+        log_probs = log_softmax(values)
+        return cls(values, log_probs, np.exp(log_probs), values.argmax(axis=-1))
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is known of a pair so far."""
+
+    largest: float = 0.0
+    total: float = 0.0
+    agree: int = 0
+    divergence: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, x: _Block, y: _Block) -> None:
+        error = np.subtract(x.values, y.values)
+        np.abs(error, out=error)
+        self.largest = max(self.largest, float(error.max()))
+        self.total += float(error.sum())
+        self.agree += int(np.count_nonzero(x.top == y.top))
+        self.divergence.append(kl_divergence(x.probs, x.log_probs, y.log_probs))
+
+    def pair(self, a: str, b: str, count: int, vocab: int) -> LogitsPair:
+        kl = np.concatenate(self.divergence)
+        return LogitsPair(
+            a=a,
+            b=b,
+            max_abs=self.largest,
+            mean_abs=self.total / (count * vocab),
+            kl_mean=float(kl.mean()),
+            kl_max=float(kl.max()),
+            top1_agreement=self.agree / count,
+        )
 
 
 def count_equal(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:

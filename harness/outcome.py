@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from .compare import common_positions
 from .contract import TOLERANCE, UNIT_LIMIT
 from .engines.protocol import TokenIds
 from .errors import CheckpointError
-from .logits import count_equal, pairwise
+from .logits import all_pairs, count_equal, pairwise
 from .participants import Participant
 from .replay.lockstep import Record
 from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
@@ -99,16 +101,23 @@ def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[Logit
     seen = record.logits[0]
     everyone = {TRUTH: seen.reference, **seen.candidates}
     table = []
-    names = list(everyone)
-    for index, a in enumerate(names):
-        for b in names[index + 1 :]:
-            x, y = common_positions("BTV", everyone[a], everyone[b])
-            pair = pairwise(a, x, b, y)
-            if a in chosen and b in chosen and chosen[a].shape[1]:
-                agree = count_equal(chosen[a][0], chosen[b][0])
-                pair = replace(pair, greedy_agreement=agree)
-            table.append(pair)
+    for pair in _pairs(everyone):
+        a, b = pair.a, pair.b
+        if a in chosen and b in chosen and chosen[a].shape[1]:
+            pair = replace(pair, greedy_agreement=count_equal(chosen[a][0], chosen[b][0]))
+        table.append(pair)
     return tuple(table)
+
+
+def _pairs(logits: Mapping[str, NDArray[Any]]) -> list[LogitsPair]:
+    """Every pair, at the positions that both cover."""
+    if len({array.shape for array in logits.values()}) == 1:
+        return all_pairs(logits)
+    return [
+        pairwise(a, x, b, y)
+        for a, b in combinations(logits, 2)
+        for x, y in [common_positions("BTV", logits[a], logits[b])]
+    ]
 
 
 def _floor(participants: Sequence[Participant], results: Sequence[PromptResult]) -> float | None:

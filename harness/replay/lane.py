@@ -45,13 +45,27 @@ class Place:
         chunk: 0 for the prompt, 1 and up for decoding steps.
         start: Position of the chunk's first query.
         order: Rank of the tap in data-flow order within the chunk.
-        tap: Name of the tap, None for an intermediate that nobody compares.
     """
 
     chunk: int
     start: int
     order: int
-    tap: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a candidate has at one op.
+
+    Attributes:
+        found: Its tap in float64 (booleans as they are), None if it cannot be compared. It may
+            cover the last positions alone.
+        status: Why not.
+        note: The same in words.
+    """
+
+    found: Array | None
+    status: TapStatus
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,64 +73,128 @@ class Outcome:
     """What became of one candidate at one op.
 
     Attributes:
-        operand: What its lane goes on with.
-        comparison: None for an intermediate that nobody compares.
+        comparison: What was measured.
         call: Inputs, constants and float64 output of the op.
-        found: What the candidate has, in float64; None if that was not compared. It may cover
-            the last positions alone.
+        found: What the candidate has, in float64; None if that was not compared.
     """
 
-    operand: Operand
-    comparison: Comparison | None
+    comparison: Comparison
     call: Call
     found: Array | None
+
+
+def take(candidate: Candidate, place: Place, tap: str) -> Array | LastPositions | TapStatus:
+    """The candidate's tap as it came, or why there is none; may wait for its engine."""
+    if declared(candidate.unavailable, tap) is not None:
+        return TapStatus.UNAVAILABLE
+    found = candidate.source.take(place.chunk, tap)
+    return TapStatus.MISSING if found is None else found
+
+
+@np.errstate(all="ignore")  # what is not finite is a status of its own
+def receive(
+    candidate: Candidate,
+    place: Place,
+    tap: str,
+    truth: Array,
+    came: Array | LastPositions | TapStatus,
+) -> Taken:
+    """A tap in float64, or why it cannot be compared.
+
+    Args:
+        candidate: Whose tap.
+        place: Where.
+        tap: Its name.
+        truth: Float64 value of the reference, end to end.
+        came: What :func:`take` gave.
+    """
+    if isinstance(came, TapStatus):
+        note = "the engine did not hand it over and did not declare so"
+        return Taken(None, came, declared(candidate.unavailable, tap) or note)
+    axes, note, whole, found = axes_of(tap), "", truth.shape, came
+    if isinstance(found, LastPositions):
+        found = found.value
+        whole = _last(axes, truth.shape, found.shape)
+        if whole != truth.shape:
+            at = axes.index("T")
+            note = f"the last {whole[at]} of {truth.shape[at]} positions"
+    if found.shape != whole:
+        expected, got = format_shape(axes, whole), format_shape(axes, found.shape)
+        return Taken(None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}")
+    if found.dtype != bool:
+        found = np.ascontiguousarray(found, dtype=np.float64)
+    flat = worst_nonfinite(found)
+    if flat is not None:
+        return Taken(
+            None, TapStatus.NOT_FINITE, _describe_nonfinite(axes, place, truth, found, flat)
+        )
+    return Taken(found, TapStatus.COMPARED, note)
+
+
+def proceed(op: Callable[..., Any], call: Call, taken: Taken | None) -> Operand:
+    """What the lane goes on with: the candidate's own values, wherever it gave them.
+
+    Elsewhere it is the float64 output with the bound that it carries.
+
+    Args:
+        op: The op.
+        call: The op on the candidate's own inputs.
+        taken: What the candidate has; None for an intermediate that nobody compares.
+    """
+    if taken is None or taken.found is None:
+        return Operand(call.output.value, unit(op, call))
+    found = taken.found
+    if found.shape == call.output.value.shape:
+        return Operand(found)
+    given = _given(call.output.value, found)
+    value, incoming = call.output.value.copy(), unit(op, call)
+    value[given], incoming[given] = found, 0
+    return Operand(value, incoming)
 
 
 @np.errstate(all="ignore")  # what is not finite is a status of its own
 def examine(
     candidate: Candidate,
     place: Place,
+    tap: str,
     op: Callable[..., Any],
     call: Call,
     truth: Array,
     weights: Sequence[seam.Weight],
+    taken: Taken,
 ) -> Outcome:
-    """Take the candidate's tap and compare it.
+    """Compare what a candidate has with the op on its own inputs and with the truth.
 
     Args:
         candidate: Whose tap.
         place: Where.
-        op: The op that makes the tap.
+        tap: Its name.
+        op: The op that makes it.
         call: The op on the candidate's own inputs.
         truth: Float64 value of the reference, end to end.
         weights: Parameters of the op, as stored.
+        taken: What the candidate has.
     """
-    if place.tap is None:
-        return Outcome(_carried(op, call), None, call, None)
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
-    found, status, note = _take(candidate, place, place.tap, truth)
-    measured, local, operand = None, None, None
+    found, status, note = taken.found, taken.status, taken.note
+    measured, local, axes = None, None, axes_of(tap)
     if found is not None:
-        axes = axes_of(place.tap)
         given = _given(truth, found)
         start = _start(place, axes, given)
         measured = difference(truth[given], found, axes, start=start)
         bound = unit(op, call)
         call.output.forget()
         local = _local(call, bound, given, found, axes, start)
-        if np.isfinite(measured.max_abs) and np.isfinite(local.units):
-            operand = _merged(call, bound, given, found)
-        else:
-            status, note = TapStatus.NOT_FINITE, _why_not_finite(place, truth, call, found)
+        if not (np.isfinite(measured.max_abs) and np.isfinite(local.units)):
+            status, note = TapStatus.NOT_FINITE, _why_not_finite(truth, call)
             measured = local = None
-            found = None if worst_nonfinite(found) is not None else found
     comparison = Comparison(
         candidate=candidate.name,
         chunk=place.chunk,
-        tap=place.tap,
+        tap=tap,
         op=op.__name__,
         order=place.order,
-        axes=axes_of(place.tap),
+        axes=axes,
         shape=truth.shape,
         status=status,
         difference=measured,
@@ -124,14 +202,7 @@ def examine(
         note=note,
         weights=held,
     )
-    if operand is None:
-        operand = _carried(op, call) if found is None else Operand(found)
-    return Outcome(operand, comparison, call, found)
-
-
-def _carried(op: Callable[..., Any], call: Call) -> Operand:
-    """The float64 output with the bound that it carries, for an op without a tap."""
-    return Operand(call.output.value, unit(op, call))
+    return Outcome(comparison, call, found)
 
 
 def _given(truth: Array, found: Array) -> tuple[slice, ...]:
@@ -148,41 +219,6 @@ def _start(place: Place, axes: str, given: tuple[slice, ...]) -> int:
     return place.start + (given[axes.index("T")].start or 0 if "T" in axes else 0)
 
 
-def _merged(call: Call, bound: Array, given: tuple[slice, ...], found: Array) -> Operand:
-    """What the candidate gave and, at the other positions, the float64 output with its bound."""
-    if found.shape == call.output.value.shape:
-        return Operand(found)
-    value, incoming = call.output.value.copy(), bound.copy()
-    value[given], incoming[given] = found, 0
-    return Operand(value, incoming)
-
-
-def _take(
-    candidate: Candidate, place: Place, tap: str, truth: Array
-) -> tuple[Array | None, TapStatus, str]:
-    """The candidate's tap in float64, or why it cannot be compared."""
-    reason = declared(candidate.unavailable, tap)
-    if reason is not None:
-        return None, TapStatus.UNAVAILABLE, reason
-    found = candidate.source.take(place.chunk, tap)
-    if found is None:
-        note = "the engine did not hand it over and did not declare so"
-        return None, TapStatus.MISSING, note
-    axes, note, whole = axes_of(tap), "", truth.shape
-    if isinstance(found, LastPositions):
-        found = found.value
-        whole = _last(axes, truth.shape, found.shape)
-        if whole != truth.shape:
-            at = axes.index("T")
-            note = f"the last {whole[at]} of {truth.shape[at]} positions"
-    if found.shape != whole:
-        expected, got = format_shape(axes, whole), format_shape(axes, found.shape)
-        return None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}"
-    if found.dtype != bool:
-        found = np.ascontiguousarray(found, dtype=np.float64)
-    return found, TapStatus.COMPARED, note
-
-
 def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a tap of the last positions must have: some T, 1 to all, and the rest."""
     at = axes.find("T")
@@ -191,16 +227,7 @@ def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[in
     return (*whole[:at], found[at], *whole[at + 1 :])
 
 
-def _why_not_finite(place: Place, truth: Array, call: Call, found: Array) -> str:
-    """Which of the numbers that were compared was not finite."""
-    flat = worst_nonfinite(found)
-    if flat is None and worst_nonfinite(truth) is not None:
-        return "the float64 reference itself is not finite there"
-    if flat is None and worst_nonfinite(call.output.value) is not None:
-        return "the op in float64 on the candidate's own inputs is not finite"
-    if flat is None:
-        return "the inputs are so large, beyond 1e19, that their squares overflow in the bound"
-    axes = axes_of(place.tap or "")
+def _describe_nonfinite(axes: str, place: Place, truth: Array, found: Array, flat: int) -> str:
     given = _given(truth, found)
     where = locate(axes, flat, truth[given], found, start=_start(place, axes, given))
     count = int(np.count_nonzero(~np.isfinite(found)))
@@ -208,6 +235,15 @@ def _why_not_finite(place: Place, truth: Array, call: Call, found: Array) -> str
         f"{count} of {found.size} values are not finite, first {found.flat[flat]} at "
         f"{list(where.index)}, where the reference has {where.reference:.6g}"
     )
+
+
+def _why_not_finite(truth: Array, call: Call) -> str:
+    """Which of the numbers that a finite tap was compared with was not finite."""
+    if worst_nonfinite(truth) is not None:
+        return "the float64 reference itself is not finite there"
+    if worst_nonfinite(call.output.value) is not None:
+        return "the op in float64 on the candidate's own inputs is not finite"
+    return "the inputs are so large, beyond 1e19, that their squares overflow in the bound"
 
 
 def _local(

@@ -7,11 +7,12 @@ goes on with what the candidate has. So the error of each op stands alone, nothi
 each parameter is lifted to float64 once for all lanes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,22 @@ from ..references_seam import step as seam
 from ..result import Comparison, PairDifference
 from ..taps import axes_of, split
 from .bounds import Call, Operand
-from .lane import Candidate, Outcome, Place, examine, rounded
+from .lane import Candidate, Outcome, Place, Taken, examine, proceed, receive, rounded, take
 from .precision import precision
 
 Array = NDArray[Any]
 
-#: Lanes of results with more elements, logits of long prompts, are looked at one after another:
-#: what is in use meanwhile for each of them would not fit several times.
-_LARGE = 1 << 24
+_T = TypeVar("_T")
+
+#: Comparisons that go on behind the walk hold at most so many float64 numbers (256 MiB). Results
+#: of more, logits of long prompts, are looked at one candidate after another.
+_LARGE = 1 << 25
+
+#: Ops on fewer elements are not worth a thread.
+_SMALL = 1 << 16
+
+#: Number of taps whose comparison may be behind the walk.
+_BEHIND = 6
 
 __all__ = ["Bundle", "Candidate", "Lockstep", "LogitsSeen", "Record", "Replayed"]
 
@@ -82,12 +91,10 @@ class Lockstep:
     Args:
         candidates: Whom to compare.
         dtype: Dtype to which the float64 lane's parameters are rounded.
-        executor: Runs the lanes side by side; None runs them one after another.
+        executor: Runs the lanes side by side, and comparisons behind them; None runs everything
+            one after another.
         on_failure: Called with every op that does not replay.
         on_layer: Called with chunk and layer when the walk enters a layer.
-
-    Attributes:
-        record: Comparisons so far.
     """
 
     def __init__(
@@ -102,14 +109,22 @@ class Lockstep:
         self._candidates = tuple(candidates)
         self._dtypes = (dtype, *(c.dtype for c in candidates))
         self._precisions = tuple(precision(c.dtype) for c in candidates)
-        self._map: Callable[..., Iterator[Any]] = map if executor is None else executor.map
+        self._executor = executor
+        self._pending: deque[_Pending] = deque()
+        self._record = Record([], [], [])
         self._on_failure = on_failure
         self._on_layer = on_layer
         self._layer: int | None = None
         self._chunk = 0
         self._start = 0
         self._order = 0
-        self.record = Record([], [], [])
+
+    @property
+    def record(self) -> Record:
+        """Comparisons of all ops so far; waits for those that are still going on."""
+        while self._pending:
+            self._settle(self._pending.popleft())
+        return self._record
 
     def begin(self, chunk: int, *, start: int) -> None:
         """Enter the next chunk, whose first new position is ``start``."""
@@ -121,24 +136,73 @@ class Lockstep:
         """Run the op in every lane and compare."""
         self._watch_layer(tap)
         lanes = self._spread(inputs)
-        truth, *outputs = self._map(lambda lane: _run(op, lane, constants), lanes)
+        work = max((x.value.size for x in lanes[0] if x is not None), default=0)
+        truth, *outputs = self._map(work, lambda lane: _run(op, lane, constants), lanes)
         calls = [
             Call(Operand(output), lane, constants, rounding)
             for output, lane, rounding in zip(outputs, lanes[1:], self._precisions, strict=True)
         ]
-        place = Place(self._chunk, self._start, self._order, tap)
         weights = [x for x in inputs if isinstance(x, seam.Weight)]
-        looking = map if truth.size > _LARGE else self._map
-        outcomes: list[Outcome] = list(
-            looking(
-                lambda side, call: examine(side, place, op, call, truth, weights),
-                self._candidates,
-                calls,
-            )
-        )
+        taken: list[Taken | None] = [None] * len(calls)
         if tap is not None:
-            self._note(tap, op, truth, outcomes)
-        return Bundle((Operand(truth), *(outcome.operand for outcome in outcomes)))
+            had = self._take(tap, truth)
+            self._compare(tap, op, calls, truth, weights, had, max(work, truth.size))
+            self._order += 1
+            taken = [*had]
+        operands = self._map(work, lambda call, has: proceed(op, call, has), calls, taken)
+        return Bundle((Operand(truth), *operands))
+
+    def _map(self, work: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Apply a function lane by lane, side by side where that is worth a thread."""
+        if self._executor is None or work < _SMALL:
+            return list(map(function, *arguments))
+        return list(self._executor.map(function, *arguments))
+
+    def _take(self, tap: str, truth: Array) -> list[Taken]:
+        place = Place(self._chunk, self._start, self._order)
+        came = [take(side, place, tap) for side in self._candidates]
+        return self._map(
+            truth.size,
+            lambda side, array: receive(side, place, tap, truth, array),
+            self._candidates,
+            came,
+        )
+
+    def _compare(
+        self,
+        tap: str,
+        op: seam.Op,
+        calls: Sequence[Call],
+        truth: Array,
+        weights: Sequence[seam.Weight],
+        taken: Sequence[Taken],
+        work: int,
+    ) -> None:
+        """Begin to compare; the walk goes on, for it needs no result of it."""
+        place = Place(self._chunk, self._start, self._order)
+        size = truth.size * (1 + 2 * len(calls))
+        held = sum(pending.size for pending in self._pending)
+        while self._pending and (len(self._pending) >= _BEHIND or held + size > _LARGE):
+            oldest = self._pending.popleft()
+            held -= oldest.size
+            self._settle(oldest)
+        beside = self._executor if work >= _SMALL and size <= _LARGE else None
+        outcomes = [
+            _begin(beside, examine, side, place, tap, op, call, truth, weights, has)
+            for side, call, has in zip(self._candidates, calls, taken, strict=True)
+        ]
+        found = {
+            side.name: has.found
+            for side, has in zip(self._candidates, taken, strict=True)
+            if has.found is not None
+        }
+        pairs = [
+            _begin(beside, _pair, a, found[a], b, found[b], place.chunk, tap)
+            for a, b in combinations(found, 2)
+        ]
+        self._pending.append(_Pending(tap, op, place.chunk, truth, size, outcomes, pairs))
+        if size > _LARGE:
+            _ = self.record  # nothing of it may be held any longer
 
     def _watch_layer(self, tap: str | None) -> None:
         layer = None if tap is None else split(tap).layer
@@ -162,28 +226,55 @@ class Lockstep:
 
         return [tuple(lane(x, index) for x in inputs) for index in range(len(self._dtypes))]
 
-    def _note(self, tap: str, op: seam.Op, truth: Array, outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, pending: "_Pending") -> None:
         """Keep what a report needs of one tap and forget the rest."""
-        seen: dict[str, Array] = {}
+        outcomes = [outcome() for outcome in pending.outcomes]
         for outcome in outcomes:
             comparison, found = outcome.comparison, outcome.found
-            if comparison is None:
-                continue
-            self.record.comparisons.append(comparison)
-            if found is None:
-                continue
-            seen[comparison.candidate] = found
+            self._record.comparisons.append(comparison)
             failed = bool(comparison.weights) or (
                 comparison.local is not None and comparison.local.units > UNIT_LIMIT
             )
-            if failed and self._on_failure is not None:
-                self._on_failure(Replayed(comparison, op, outcome.call, found))
-        for a, b in combinations(seen, 2):
-            x, y = common_positions(axes_of(tap), seen[a], seen[b])
-            self.record.pairs.append(pair_difference(a, x, b, y, self._chunk, tap))
-        if tap == "logits":
-            self.record.logits.append(LogitsSeen(self._chunk, truth, seen))
-        self._order += 1
+            if failed and found is not None and self._on_failure is not None:
+                self._on_failure(Replayed(comparison, pending.op, outcome.call, found))
+        self._record.pairs += [pair() for pair in pending.pairs]
+        if pending.tap == "logits":
+            seen = {o.comparison.candidate: o.found for o in outcomes if o.found is not None}
+            self._record.logits.append(LogitsSeen(pending.chunk, pending.truth, seen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """One tap whose comparisons are going on.
+
+    Attributes:
+        size: About how many float64 numbers it holds.
+        outcomes: Wait for the comparison of each candidate.
+        pairs: Wait for that of each two candidates.
+    """
+
+    tap: str
+    op: seam.Op
+    chunk: int
+    truth: Array
+    size: int
+    outcomes: list[Callable[[], Outcome]]
+    pairs: list[Callable[[], PairDifference]]
+
+
+def _begin(
+    executor: Executor | None, function: Callable[..., _T], *arguments: Any
+) -> Callable[[], _T]:
+    """Begin a call; what comes back waits for its result."""
+    if executor is not None:
+        return executor.submit(function, *arguments).result
+    result = function(*arguments)
+    return lambda: result
+
+
+def _pair(a: str, x: Array, b: str, y: Array, chunk: int, tap: str) -> PairDifference:
+    x, y = common_positions(axes_of(tap), x, y)
+    return pair_difference(a, x, b, y, chunk, tap)
 
 
 def _run(op: seam.Op, lane: tuple[Operand | None, ...], constants: dict[str, Any]) -> Array:

@@ -5,7 +5,7 @@ and nothing here can tell which: such a comparison is *not comparable*, never a 
 pass.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +52,15 @@ def compare_taps(
     comparisons: list[Comparison] = []
     logits: list[LogitsPair] = []
     ends = np.cumsum([chunk.shape[1] for chunk in chunks]).tolist()
+    # Asked once: an engine may have to look at its model to say it.
+    lacking = {side.name: side.unavailable for side in (first, *others)}
     with ExitStack() as stack:
         sources = [stack.enter_context(side.source(chunks)) for side in (first, *others)]
         for order, (chunk, tap) in enumerate(places):
             ours, *theirs = (_values(source.take(chunk, tap)) for source in sources)
             for side, values in zip(others, theirs, strict=True):
-                pair = _Pair(first, side, tap, ours, values)
-                comparisons.append(pair.compare(chunk, order, end=ends[chunk]))
+                pair = _Pair(first.name, side.name, tap, ours, values)
+                comparisons.append(pair.compare(chunk, order, end=ends[chunk], lacking=lacking))
                 if tap == "logits" and comparisons[-1].difference is not None:
                     logits.append(pair.compare_logits())
     return comparisons, logits
@@ -68,8 +70,8 @@ def compare_taps(
 class _Pair:
     """One tap on both sides, None where a side did not give it."""
 
-    first: Participant
-    other: Participant
+    first: str
+    other: str
     tap: str
     ours: Array | None
     theirs: Array | None
@@ -80,9 +82,18 @@ class _Pair:
             raise LookupError(self.tap)
         return common_positions(axes_of(self.tap), self.ours, self.theirs)
 
-    def compare(self, chunk: int, order: int, *, end: int) -> Comparison:
-        """Measure the tap, or say why not; ``end`` is the position behind the chunk."""
-        status, note = self._status()
+    def compare(
+        self, chunk: int, order: int, *, end: int, lacking: Mapping[str, Mapping[str, str]]
+    ) -> Comparison:
+        """Measure the tap, or say why not.
+
+        Args:
+            chunk: Index of the forward pass.
+            order: Rank of the tap.
+            end: Position behind the chunk.
+            lacking: What each side cannot give, with the reason.
+        """
+        status, note = self._status(lacking)
         measured, axes = None, axes_of(self.tap)
         if status is TapStatus.COMPARED:
             a, b = self.common()
@@ -92,7 +103,7 @@ class _Pair:
             if not np.isfinite(measured.max_abs):
                 status, note, measured = TapStatus.NOT_FINITE, self._why_not_finite(a), None
         return Comparison(
-            candidate=self.other.name,
+            candidate=self.other,
             chunk=chunk,
             tap=self.tap,
             op="",
@@ -107,25 +118,25 @@ class _Pair:
     def compare_logits(self) -> LogitsPair:
         """Compare logits in more detail."""
         a, b = self.common()
-        return pairwise(self.first.name, a, self.other.name, b)
+        return pairwise(self.first, a, self.other, b)
 
-    def _status(self) -> tuple[TapStatus, str]:
+    def _status(self, lacking: Mapping[str, Mapping[str, str]]) -> tuple[TapStatus, str]:
         for side, array in ((self.first, self.ours), (self.other, self.theirs)):
-            reason = declared(side.unavailable, self.tap)
+            reason = declared(lacking[side], self.tap)
             if reason is not None:
-                return TapStatus.UNAVAILABLE, f"{side.name}: {reason}"
+                return TapStatus.UNAVAILABLE, f"{side}: {reason}"
             if array is None:
-                return TapStatus.MISSING, f"{side.name} did not hand it over and did not declare so"
+                return TapStatus.MISSING, f"{side} did not hand it over and did not declare so"
         a, b = self.common()
         if a.shape == b.shape:
             return TapStatus.COMPARED, ""
         ours, theirs = (format_shape(axes_of(self.tap), array.shape) for array in (a, b))
-        found = f"{self.first.name} has {ours}, {self.other.name} {theirs}"
+        found = f"{self.first} has {ours}, {self.other} {theirs}"
         return TapStatus.MISSHAPEN, found
 
     def _why_not_finite(self, ours: Array) -> str:
         side = self.first if worst_nonfinite(ours) is not None else self.other
-        return f"{side.name} has NaN or infinity"
+        return f"{side} has NaN or infinity"
 
 
 def judge_taps(other: Participant, comparisons: Sequence[Comparison]) -> CandidateVerdict:
