@@ -1,7 +1,7 @@
 """What comparing costs, as ratios to plain forward passes of the same run.
 
-Run it with ``make bench``, or ``python benchmarks/cost.py [--lengths 5 64 512] [--repeats 3]
-[--json FILE]``. For each length of the prompt it times, after one warm-up each and in turn:
+Run it with ``make bench``, or ``python benchmarks/cost.py [--lengths 5 64 512] [--repeats 2]
+[--json FILE]``. For each length of the prompt it times, in turn:
 
 - a plain forward pass of each engine, and of the reference in float64;
 - capture: the same with every tap handed over and dropped;
@@ -47,6 +47,9 @@ from harness.walk import walk
 
 CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
 FORMAT, VERSION = "logits-parity/cost", 1
+
+#: Prompts shorter than this are timed once more.
+LONG = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def main() -> None:
     """Measure, print, write."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--lengths", type=int, nargs="*", default=[5, 64, 512])
-    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--repeats", type=int, default=2, help="one more for short prompts")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
     subject = load_subject(locate(load_case(CASE).model))
@@ -114,8 +117,9 @@ def main() -> None:
     ids = encode(subject.checkpoint, text)
     rows: list[Row] = []
     for length in given.lengths:
+        repeats = given.repeats + (length < LONG)
         tokens = np.array([(ids * (length // len(ids) + 1))[:length]], dtype=np.int64)
-        rows += measure(subject, engines, tokens, repeats=given.repeats)
+        rows += measure(subject, engines, tokens, repeats=repeats)
     show(rows)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
@@ -209,8 +213,7 @@ class Timer:
     def row(
         self, what: str, call: Callable[[], Any], *, over: Sequence[Row] = (), of: str = ""
     ) -> Row:
-        """Time a call: once to warm up, then a few times."""
-        call()
+        """Time a call a few times; the first one warms up, and counts where it is the best."""
         times = []
         with peak_memory() as peak:
             for _ in range(self._repeats):

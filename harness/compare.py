@@ -67,7 +67,8 @@ def difference(reference: Array, candidate: Array, axes: str, *, start: int = 0)
             worst, largest = start_of_block + at, float(error[at])
         total += float(error.sum())
         magnitude = max(magnitude, float(x.max()), -float(x.min()))
-        over += int(np.count_nonzero(error > TOLERANCE))
+        if not error[at] <= TOLERANCE:
+            over += int(np.count_nonzero(error > TOLERANCE))
     return Difference(
         max_abs=largest,
         mean_abs=total / reference.size,
@@ -117,7 +118,8 @@ def local_error(
         at = int(units.argmax())
         if not units[at] <= largest and np.isfinite(largest):
             worst, largest = start_of_block + at, float(units[at])
-        over += int(np.count_nonzero(units > UNIT_LIMIT))
+        if not units[at] <= UNIT_LIMIT:
+            over += int(np.count_nonzero(units > UNIT_LIMIT))
         samples.append(units[::step])
     index = np.unravel_index(worst, expected.shape)
     return LocalError(

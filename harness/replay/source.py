@@ -19,8 +19,8 @@ TokenIds = NDArray[np.int64]
 #: Number of taps that an engine computes before it lets them be compared.
 AHEAD = 48
 
-#: The same in bytes: 64 MiB.
-AHEAD_BYTES = 1 << 26
+#: The same in bytes: 16 MiB.
+AHEAD_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,11 @@ def compare_taps(
     with ExitStack() as stack:
         sources = [stack.enter_context(side.source(chunks)) for side in (first, *others)]
         for order, (chunk, tap) in enumerate(places):
-            ours, *theirs = (_values(source.take(chunk, tap)) for source in sources)
+            ours, *theirs = (
+                # To wait for what an engine never gives would be to keep all that it does give.
+                None if declared(lacking[name], tap) else _values(source.take(chunk, tap))
+                for name, source in zip(lacking, sources, strict=True)
+            )
             for side, values in zip(others, theirs, strict=True):
                 pair = _Pair(first.name, side.name, tap, ours, values)
                 comparisons.append(pair.compare(chunk, order, end=ends[chunk], lacking=lacking))
