@@ -1,7 +1,8 @@
 """Traces from outside: recorded, checked, compared, replayed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
 from harness import cli
-from harness.result import RunResult, TapStatus, Verdict, from_json
+from harness.result import EngineInfo, RunResult, TapStatus, Verdict, from_json
+from harness.trace.plain import compare_taps
 
 TOKENS = "5,17,80,3,42,9,11"
 REPEATS = 3
@@ -407,3 +409,41 @@ def _bare_head() -> tuple[Any, ...]:
     from harness.trace.head import TracedModel
 
     return EngineInfo("x", "x", "float32", {}), TracedModel(), ((1,) * 7,), (7,)
+
+
+class Side:
+    """A participant that gives what it has, and breaks when asked for what it says it lacks."""
+
+    dtype = "float32"
+    parameters: Mapping[str, Any] = {}
+
+    def __init__(self, name: str, taps: dict[str, Any], lacks: dict[str, str]) -> None:
+        self.name, self.taps, self.unavailable = name, taps, lacks
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(self.name, "test", self.dtype, {})
+
+    @contextmanager
+    def source(self, chunks: Any) -> Iterator["Side"]:
+        yield self
+
+    def take(self, chunk: int, tap: str) -> Any:
+        assert tap not in self.unavailable
+        return self.taps.get(tap)
+
+
+def test_tap_that_an_engine_lacks_is_not_waited_for() -> None:
+    """To wait for it would be to run the engine to the end and keep all that it computes."""
+    values = np.ones((1, 3, 4), dtype=np.float32)
+    first = Side("a", {"embed": values, "final_norm": values}, {})
+    other = Side("b", {"final_norm": values + 1}, {"embed": "fused"})
+    places = [(0, "embed"), (0, "final_norm"), (0, "resid")]
+    found, _ = compare_taps(first, [other], [np.ones((1, 3), dtype=np.int64)], places)
+    assert [c.status for c in found] == [
+        TapStatus.UNAVAILABLE,
+        TapStatus.COMPARED,
+        TapStatus.MISSING,
+    ]
+    assert found[0].note == "b: fused"
+    assert found[1].difference is not None
+    assert found[1].difference.max_abs == 1

@@ -1,7 +1,6 @@
 """Writing and reading traces: what was put in comes out, wherever the header has to go."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -207,58 +206,3 @@ def test_layout_notes_lead_back_to_the_table(
 def test_repeated_heads_that_differ_are_handed_over_as_they_are() -> None:
     stored = np.random.default_rng(0).normal(size=(1, 6, 5, 8))
     assert to_standard(stored, Layout(repeats=3), "BKTD").shape == (1, 6, 5, 8)
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("sound") / "t.safetensors"
-    arrays = {"0/embed": np.zeros((1, 3, 4), np.float32), "1/embed": np.ones((1, 1, 4), np.float32)}
-    write(path, arrays, room=0)
-    return path.read_bytes()
-
-
-@given(data=st.data())
-def test_damaged_trace_gives_problems_or_the_same_never_an_exception(
-    data: Any, sound: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    from harness.trace.check import inspect, judge_values
-
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 4))):
-        kind = data.draw(st.sampled_from(["flip", "cut", "length", "insert"]))
-        at = data.draw(st.integers(0, max(0, len(damaged) - 1)))
-        if kind == "flip" and damaged:
-            damaged[at] ^= 1 << data.draw(st.integers(0, 7))
-        elif kind == "cut":
-            del damaged[at:]
-        elif kind == "insert":
-            damaged[at:at] = data.draw(st.binary(max_size=9))
-        elif len(damaged) >= 8:
-            damaged[:8] = struct.pack("<Q", data.draw(st.integers(0, 2**64 - 1)))
-    path = tmp_path_factory.mktemp("damaged") / "t.safetensors"
-    path.write_bytes(damaged)
-    container = scan(path)
-    findings = inspect(container)
-    judge_values(container)
-    if not findings.problems:
-        assert findings.head is not None
-        assert len(findings.taps) == 2
-
-
-@given(
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-        ),
-        max_leaves=8,
-    ),
-    key=st.sampled_from(["engine", "model", "token_ids", "chunks", "unavailable", "layout", "x"]),
-)
-def test_head_with_any_value_gives_problems_or_a_head(value: Any, key: str) -> None:
-    head = json.loads(write_head(HEAD))
-    head[key] = value
-    found, problems = read_head({METADATA_KEY: json.dumps(head)})
-    assert found is not None or problems
-    if key == "x":
-        assert [p.where for p in problems] == ["metadata: x"]
