@@ -49,8 +49,8 @@ class EngineSource(AbstractContextManager["EngineSource"]):
     """Runs an engine in a thread of its own that takes turns with the comparison.
 
     The engine goes on while a tap is waited for, until a batch of taps is there, and then rests
-    while they are compared. So a run never has to fit in memory, and the two never compete: an
-    engine uses all cores by itself, and a Python thread beside it would hold it up at every op.
+    while they are compared. So a run never has to fit in memory, and the two do not compete for
+    cores and for Python's lock; ``docs/cost.md`` says what that is worth.
 
     Args:
         engine: The engine.
