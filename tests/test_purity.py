@@ -259,7 +259,8 @@ def test_the_core_runs_without_the_world() -> None:
          "outcome.judge = judge", "open"),
         ("import os\nreal = walk.Lockstep\ndef lock(*a, **k):\n    os.listdir('.')\n"
          "    return real(*a, **k)\nwalk.Lockstep = lock", "os.listdir"),
-        ("import subprocess\nreal = outcome.all_pairs\ndef pair(*a):\n    subprocess.run(['true'])\n"
+        ("import subprocess\nreal = outcome.all_pairs\n"
+         "def pair(*a):\n    subprocess.run(['true'])\n"
          "    return real(*a)\noutcome.all_pairs = pair", "subprocess.Popen"),
         ("import socket\nreal = outcome.worst\ndef worst(v):\n    socket.socket()\n"
          "    return real(v)\noutcome.worst = worst", "socket."),
