@@ -65,7 +65,16 @@ def trace(
             codes.append(_check(check, model))
         else:
             where, target = _require_target(model, output)
-            _record(where, engine, _prompt(prompt, tokens), target, decode, taps, dtype, threads)
+            _record(
+                where,
+                engine,
+                _prompt("parity trace", prompt, tokens),
+                target,
+                decode,
+                taps,
+                dtype,
+                threads,
+            )
             codes.append(0)
     raise typer.Exit(worst(codes))
 
@@ -103,7 +112,9 @@ def diff(
         from .diffing import DiffRequest
         from .diffing import diff as compare
 
-        given = _prompt(prompt, tokens) if prompt is not None or tokens is not None else None
+        given = None
+        if prompt is not None or tokens is not None:
+            given = _prompt("parity diff", prompt, tokens)
         request = DiffRequest(
             first=first,
             other=other,
@@ -123,12 +134,12 @@ def diff(
     raise typer.Exit(worst(codes))
 
 
-def _prompt(text: str | None, tokens: str | None) -> "Prompt":
+def _prompt(command: str, text: str | None, tokens: str | None) -> "Prompt":
     from .case import Prompt
 
     if (text is None) == (tokens is None):
         raise UsageError(
-            "parity trace" if "trace" in sys.argv[1:2] else "parity diff",
+            command,
             expected="one of --prompt and --tokens",
             found="neither" if text is None else "both",
             advice='try: --prompt "The capital of France is"',

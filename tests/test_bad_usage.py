@@ -335,7 +335,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     except OSError:
         mounted = False
     if not mounted:
-        pytest.skip("needs leave to mount a file system; the stand-in test runs everywhere")
+        pytest.skip("mounting is not permitted here; the same is tested with a stand-in everywhere")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

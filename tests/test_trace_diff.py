@@ -29,7 +29,7 @@ def loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     with safe_open(path, framework="numpy") as file:
         head = json.loads(file.metadata()["logits-parity"])
-        return head, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return head, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open has keys, but no iterator
 
 
 def saved(path: Path, head: dict[str, Any], tensors: dict[str, Any]) -> Path:

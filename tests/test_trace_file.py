@@ -136,10 +136,12 @@ class FullDisk:
         """Nothing is held."""
 
 
-def test_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with TraceWriter(tmp_path / "t.safetensors") as writer:
         writer._file.close()
-        writer._file = FullDisk()  # type: ignore[assignment]
+        monkeypatch.setattr(writer, "_file", FullDisk())
         with pytest.raises(UsageError, match=r"found no space left on device: .* make room"):
             writer.put(0, "embed", floats([1]))
     assert list(tmp_path.iterdir()) == []

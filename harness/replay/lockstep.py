@@ -122,8 +122,7 @@ class Lockstep:
     @property
     def record(self) -> Record:
         """Comparisons of all ops so far; waits for those that are still going on."""
-        while self._pending:
-            self._settle(self._pending.popleft())
+        self._settle_all()
         return self._record
 
     def begin(self, chunk: int, *, start: int) -> None:
@@ -202,7 +201,7 @@ class Lockstep:
         ]
         self._pending.append(_Pending(tap, op, place.chunk, truth, size, outcomes, pairs))
         if size > _LARGE:
-            _ = self.record  # nothing of it may be held any longer
+            self._settle_all()  # nothing of it may be held any longer
 
     def _watch_layer(self, tap: str | None) -> None:
         layer = None if tap is None else split(tap).layer
@@ -225,6 +224,11 @@ class Lockstep:
             return lifted[key]
 
         return [tuple(lane(x, index) for x in inputs) for index in range(len(self._dtypes))]
+
+    def _settle_all(self) -> None:
+        """Wait for all comparisons that are going on."""
+        while self._pending:
+            self._settle(self._pending.popleft())
 
     def _settle(self, pending: "_Pending") -> None:
         """Keep what a report needs of one tap and forget the rest."""

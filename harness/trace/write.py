@@ -152,7 +152,7 @@ class TraceWriter:
     def _spool(self, size: int) -> IO[bytes]:
         if size not in self._spools:
             where = self._path.parent
-            spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed on exit
+            spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - __exit__ closes it
                 max_size=_SPOOL_BYTES, dir=str(where)
             )
             self._spools[size] = spool

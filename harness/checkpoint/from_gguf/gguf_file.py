@@ -48,7 +48,7 @@ class GgufFile:
         try:
             with np.errstate(all="ignore"):  # whoever uses the values asks whether they are finite
                 values = dequantize(tensor.data, tensor.tensor_type)
-        # The gguf package raises NotImplementedError for a storage type that it cannot decode.
+        # A storage type that the package cannot decode, or bytes that do not fit their type.
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path}: {name}",
