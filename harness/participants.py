@@ -6,39 +6,15 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from .engines.protocol import Engine, TokenIds
+from .engines.protocol import Described, Engine, TokenIds
 from .replay.source import EngineSource, TapSource
 from .result import EngineInfo
 
 Array = NDArray[Any]
 
 
-class Participant(Protocol):
+class Participant(Described, Protocol):
     """One side of a comparison, whatever its taps come from."""
-
-    @property
-    def name(self) -> str:
-        """Unique among those compared."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype that it computes in."""
-        ...
-
-    @property
-    def unavailable(self) -> Mapping[str, str]:
-        """Taps that it declares it cannot give; see :func:`harness.taps.declared`."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, Array]:
-        """Parameters in memory, by their name in the checkpoint; empty if it shows none."""
-        ...
-
-    def info(self) -> EngineInfo:
-        """What ran."""
-        ...
 
     def source(self, chunks: Sequence[TokenIds]) -> AbstractContextManager[TapSource]:
         """Its taps of these forward passes, one after another on one cache.

@@ -36,8 +36,8 @@ class Session(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Something that computes logits from token ids."""
+class Described(Protocol):
+    """What is known of whatever hands over taps, an engine or a recorded run of one."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Engine(Protocol):
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Kinds of taps that it cannot give (``attn.scores``), each with the reason."""
+        """Taps that it cannot give, each with the reason; see :func:`harness.taps.declared`."""
         ...
 
     @property
@@ -62,6 +62,10 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What ran: implementation, versions, device."""
         ...
+
+
+class Engine(Described, Protocol):
+    """Something that computes logits from token ids."""
 
     def open(self, *, cache: bool) -> AbstractContextManager[Session]:
         """Begin a new sequence.
