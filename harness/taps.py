@@ -28,6 +28,7 @@ AXES_OF_TAP = {
     "embed": "BTC",
     "pos_embed": "BTC",
     "embed_sum": "BTC",
+    "embed_scaled": "BTC",
     "attn_norm": "BTC",
     "attn.qkv": "BTP",
     "attn.q": "BHTD",
@@ -58,6 +59,7 @@ AXES_OF_TAP = {
     "resid_post": "BTC",
     "final_norm": "BTC",
     "logits_uncapped": "BTV",
+    "logits_unscaled": "BTV",
     "logits": "BTV",
 }
 

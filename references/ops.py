@@ -54,6 +54,24 @@ def add(x: Array, y: Array) -> Array:
     return x + y
 
 
+def add_scaled(x: Array, y: Array, *, factor: float) -> Array:
+    """``x + factor * y``, for residual streams whose additions are scaled.
+
+    Source: Yang et al. 2022, Tensor Programs V, appendix B (multipliers of parameters).
+    """
+    return x + y * factor
+
+
+def scale(x: Array, *, factor: float) -> Array:
+    """``factor * x``, with a number of the config, which no dtype rounds."""
+    return x * factor
+
+
+def divide(x: Array, *, divisor: float) -> Array:
+    """``x / divisor``, with a number of the config, which no dtype rounds."""
+    return x / divisor
+
+
 def multiply(x: Array, y: Array) -> Array:
     """Elementwise product, for gated MLPs."""
     return x * y
@@ -212,20 +230,30 @@ def scores(q: Array, k: Array, *, scale: float) -> Array:
     return xp.reshape(products, (batch, heads, length, k.shape[2])) * scale
 
 
-def visible(*, queries: Array, keys: Array, window: int | None = None) -> Array:
+def visible(
+    *, queries: Array, keys: Array, window: int | None = None, real: Array | None = None
+) -> Array:
     """Which keys each query may read: causal, and within the window where there is one.
 
     Args:
         queries: [B, T] positions.
         keys: [B, S] positions.
         window: A query at ``p`` reads keys ``p - window + 1`` to ``p``; None for all up to ``p``.
+        real: [B, S], false where a key is padding, which nobody reads; None where none is. A query
+            that would read no key, which only padding can be, reads all of them: what comes of it
+            means nothing, but is a number.
 
     Returns:
         [B, T, S] booleans, true where the key is read.
     """
     distance = queries[:, :, None] - keys[:, None, :]  # [B, T, S]
     seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    if window is not None:
+        seen = seen & (distance < window)
+    if real is None:
+        return seen
+    seen = seen & real[:, None, :]
+    return seen | ~array_namespace(seen).any(seen, axis=-1, keepdims=True)
 
 
 def masked_softmax(scores: Array, visible: Array) -> Array:

@@ -39,7 +39,8 @@ SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "
 OUTER = ("embed", "final_norm", "logits")
 #: What Llama does not have.
 OTHERS = (
-    *("pos_embed", "embed_sum", "logits_uncapped", "attn.qkv", "attn.q_norm", "attn.k_norm"),
+    *("pos_embed", "embed_sum", "embed_scaled", "logits_uncapped", "logits_unscaled"),
+    *("attn.qkv", "attn.q_norm", "attn.k_norm"),
     *("attn.scores_capped", "attn_post_norm", "mlp.fc", "mlp_post_norm"),
 )
 LAYERED = tuple(kind for kind in AXES_OF_TAP if kind not in (*OUTER, *OTHERS))
@@ -210,6 +211,7 @@ def sample() -> Callable[..., RunResult]:
 
 #: Kinds of taps by family, those outside the layers first.
 KINDS = {
+    "granite": (*OUTER, *LAYERED, "embed_scaled", "logits_unscaled"),
     "llama": (*OUTER, *LAYERED),
     "qwen3": (*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
     "gemma3_text": (
@@ -229,7 +231,8 @@ def family_taps() -> Callable[[str, int], set[str]]:
     """Names of all taps of a family's model with so many layers."""
 
     def name(family: str, layers: int) -> set[str]:
-        outer = {*OUTER, "pos_embed", "embed_sum"} & set(KINDS[family])
+        outside = {*OUTER, "pos_embed", "embed_sum", "embed_scaled", "logits_unscaled"}
+        outer = outside & set(KINDS[family])
         inner = set(KINDS[family]) - outer
         return outer | {f"layers.{n}.{kind}" for n in range(layers) for kind in inner}
 
@@ -278,6 +281,13 @@ TINY: dict[str, Any] = {
     "use_cache": True,
 }
 
+TINY_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.3,
+    "attention_multiplier": 0.19,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 7.7,
+}
+
 TINY_QWEN3: dict[str, Any] = {
     "use_sliding_window": True,
     "sliding_window": 6,
@@ -309,6 +319,7 @@ TINY_GPT2: dict[str, Any] = {
 }
 
 TINY_OF_FAMILY = {
+    "granite": TINY | TINY_GRANITE,
     "llama": TINY,
     "qwen3": TINY | TINY_QWEN3,
     "gemma3_text": TINY | TINY_GEMMA3,

@@ -43,7 +43,7 @@ def comparison(result: RunResult, tap: str) -> Comparison:
 @pytest.mark.parametrize(
     ("attention", "lacking"), [("eager", set()), ("sdpa", FUSED)], ids=["eager", "sdpa"]
 )
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2", "granite"])
 def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
     tiny: Tiny,
     load_model: Load,
@@ -318,7 +318,7 @@ def test_engine_refuses_a_model_type_without_a_map(tiny: Tiny, load_model: Load)
     model.config.model_type = "mamba"
     with pytest.raises(
         EngineError,
-        match=r"expected a model_type of gemma3_text, gpt2, llama, qwen3, found 'mamba'",
+        match=r"expected a model_type of gemma3_text, gpt2, granite, llama, qwen3, found 'mamba'",
     ):
         HFEngine(model)
 

@@ -69,6 +69,25 @@ LLAMA: dict[str, dict[str, Any]] = {
     },
 }
 
+GRANITE: dict[str, dict[str, Any]] = {
+    "multipliers": {},
+    "no multipliers": dict.fromkeys(
+        ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"],
+        1.0,
+    ),
+    "large multipliers": {
+        "embedding_multiplier": 40.0,
+        "attention_multiplier": 3.0,
+        "residual_multiplier": 2.5,
+        "logits_scaling": 0.01,
+    },
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "free head dim": {"head_dim": 24},
+    "yarn": LLAMA["yarn"],
+    "dynamic": LLAMA["dynamic"],
+}
+
 QWEN3: dict[str, dict[str, Any]] = {
     "windows": {},
     "no windows": {
@@ -132,7 +151,7 @@ GEMMA3: dict[str, dict[str, Any]] = {
     },
 }
 
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2"]
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite"]
 
 
 def run(path: Path, *, batch: int, length: int = 23, decode: int = 3) -> RunResult:
@@ -184,6 +203,13 @@ def test_qwen3_agrees_with_transformers(
     require_healthy(run(tiny("qwen3", **QWEN3[option]), batch=1), "qwen3")
 
 
+@pytest.mark.parametrize("option", GRANITE)
+def test_granite_agrees_with_transformers(
+    tiny: Callable[..., Path], require_healthy: Require, option: str
+) -> None:
+    require_healthy(run(tiny("granite", **GRANITE[option]), batch=1), "granite")
+
+
 @pytest.mark.parametrize("option", GPT2)
 def test_gpt2_agrees_with_transformers(
     tiny: Callable[..., Path], require_healthy: Require, option: str
@@ -228,7 +254,7 @@ def test_a_long_prompt_agrees_with_transformers(
     require_healthy(run(tiny("llama"), batch=1, length=200, decode=1), "llama")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "granite"])
 def test_families_read_every_bias(tiny: Callable[..., Path], family: str) -> None:
     subject = load_subject(tiny(family, attention_bias=True))
     biases = [name for name in subject.model.shapes if name.endswith(".bias")]

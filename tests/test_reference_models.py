@@ -104,8 +104,7 @@ SCALINGS: list[dict[str, Any]] = [
 @st.composite
 def models(draw: st.DrawFn, family: str) -> tuple[dict[str, Any], int]:
     """Arguments of the family's config, and a seed for the weights."""
-    make = {"gpt2": gpt2_arguments, "gemma3_text": gemma3_arguments}.get(family)
-    arguments = make(draw) if make else llama_arguments(draw, family)
+    arguments = ARGUMENTS[family](draw)
     return arguments, draw(st.integers(0, 99))
 
 
@@ -133,20 +132,34 @@ def rope(draw: st.DrawFn) -> dict[str, Any]:
     return {"rope_theta": draw(st.sampled_from([500.0, 1e4, 1e6]))} | scaling
 
 
-def llama_arguments(draw: st.DrawFn, family: str) -> dict[str, Any]:
+def rotating_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    """What families share that rotate all layers alike."""
     arguments = sizes(draw) | {"rope_parameters": rope(draw)}
-    layers = arguments["num_hidden_layers"]
     if arguments["rope_parameters"]["rope_type"] == "dynamic":
         arguments["max_position_embeddings"] = 14  # passed while decoding
-    if family == "llama":
-        arguments["mlp_bias"] = draw(st.booleans())
-    else:
-        arguments |= {
-            "use_sliding_window": True,
-            "sliding_window": draw(st.integers(2, 15)),
-            "max_window_layers": draw(st.integers(0, layers - 1)),
-        }
     return arguments
+
+
+def llama_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    return rotating_arguments(draw) | {"mlp_bias": draw(st.booleans())}
+
+
+def granite_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    return llama_arguments(draw) | {
+        "embedding_multiplier": draw(st.sampled_from([0.3, 12.0])),
+        "attention_multiplier": draw(st.sampled_from([0.03, 0.7])),
+        "residual_multiplier": draw(st.sampled_from([0.22, 1.0, 1.9])),
+        "logits_scaling": draw(st.sampled_from([0.7, 8.0])),
+    }
+
+
+def qwen3_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    arguments = rotating_arguments(draw)
+    return arguments | {
+        "use_sliding_window": True,
+        "sliding_window": draw(st.integers(2, 15)),
+        "max_window_layers": draw(st.integers(0, arguments["num_hidden_layers"] - 1)),
+    }
 
 
 def gemma3_arguments(draw: st.DrawFn) -> dict[str, Any]:
@@ -190,6 +203,15 @@ def gpt2_arguments(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+ARGUMENTS: dict[str, Callable[[st.DrawFn], dict[str, Any]]] = {
+    "gemma3_text": gemma3_arguments,
+    "gpt2": gpt2_arguments,
+    "granite": granite_arguments,
+    "llama": llama_arguments,
+    "qwen3": qwen3_arguments,
+}
+
+
 # Not shrunk: a failing model is small as it is, and each try costs half a second.
 @settings(
     max_examples=8,
@@ -197,7 +219,7 @@ def gpt2_arguments(draw: st.DrawFn) -> dict[str, Any]:
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("family", ARGUMENTS)
 @given(data=st.data(), batch=st.sampled_from([1, 2]))
 def test_law_the_reference_agrees_with_transformers(
     family_taps: Taps, family: str, data: st.DataObject, batch: int
@@ -270,6 +292,10 @@ FIRST_ROPE = "layers.0.attn.q_rope"
         ("llama", YARN, {"rope_parameters.mscale": 0.501}, FIRST_ROPE),
         ("llama", YARN, {"rope_parameters.mscale_all_dim": 2.001}, FIRST_ROPE),
         ("llama", YARN, {"rope_parameters.attention_factor": 1.0}, FIRST_ROPE),
+        ("granite", None, {"embedding_multiplier": 12.3001}, "embed_scaled"),
+        ("granite", None, {"attention_multiplier": 0.19001}, "layers.0.attn.scores"),
+        ("granite", None, {"residual_multiplier": 0.22001}, "layers.0.resid_mid"),
+        ("granite", None, {"logits_scaling": 7.7001}, "logits"),
         ("qwen3", None, {"rms_norm_eps": 1.2e-5}, "layers.0.attn_norm"),
         ("qwen3", None, {"sliding_window": 7}, "layers.1.attn.mask"),
         ("qwen3", None, {"layer_types": ["sliding_attention"] * 3}, "layers.0.attn.mask"),
@@ -332,7 +358,7 @@ def test_dynamic_scaling_fails_from_the_step_that_passes_the_trained_length(
 # The same source on torch.
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("family", ARGUMENTS)
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.2)]
 )

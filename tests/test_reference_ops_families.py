@@ -144,3 +144,17 @@ def test_softcap_bends_towards_the_cap(library: str, cap: float) -> None:
     found = ops.softcap(x, cap=cap)
     require(library, found, np.reshape([cap * math.tanh(a / cap) for a in p.flat], p.shape))
     assert np.max(np.abs(value(found))) <= cap
+
+
+def test_a_factor_multiplies_and_a_divisor_divides(library: str) -> None:
+    (x, p), (y, q) = draw(library, B, T, C), draw(library, B, T, C, seed=1)
+    require(library, ops.scale(x, factor=0.22), p * 0.22, rounds=1.0)
+    require(library, ops.divide(x, divisor=7.7), p / 7.7, rounds=2.0)
+    require(library, ops.add_scaled(x, y, factor=0.22), p + 0.22 * q, rounds=2.0)
+
+
+def test_a_factor_is_not_rounded_to_the_dtype() -> None:
+    x, p = draw("torch bfloat16", B, T, 200)
+    once = torch.from_numpy(p * 12.3).bfloat16()  # 12.3125 as bfloat16 has it
+    assert torch.equal(ops.scale(x, factor=12.3), once)
+    assert not torch.equal(x * torch.tensor(12.3, dtype=torch.bfloat16), once)

@@ -186,6 +186,19 @@ def make_pairwise(op: Any) -> Callable[..., Example]:
     return make
 
 
+def make_scaled(op: Any, name: str) -> Callable[..., Example]:
+    def make(rng: Random, n: int, kind: str, scale: float) -> Example:
+        constants = {name: float(rng.choice([0.22, 1.7, 12.3]))}
+        x = values(rng, (2, 3, n), kind, scale)
+        if op is not ops.add_scaled:
+            return Example(op, (x,), constants)
+        near = -x / constants[name] * (1 + 0.5 * rng.standard_normal(n))
+        y = near if kind == "cancelling" else values(rng, (2, 3, n), kind, scale)
+        return Example(op, (x, y), constants)
+
+    return make
+
+
 def make_activation(op: Any) -> Callable[..., Example]:
     def make(rng: Random, n: int, kind: str, scale: float) -> Example:
         x = values(rng, (2, 3, n), kind, 8 * scale)
@@ -229,6 +242,9 @@ MAKERS: dict[Callable[..., Array], Callable[..., Example]] = {
     ops.embedding: make_embedding,
     ops.extend: make_extend,
     ops.add: make_pairwise(ops.add),
+    ops.add_scaled: make_scaled(ops.add_scaled, "factor"),
+    ops.scale: make_scaled(ops.scale, "factor"),
+    ops.divide: make_scaled(ops.divide, "divisor"),
     ops.multiply: make_pairwise(ops.multiply),
     ops.linear: make_linear,
     ops.linear_heads: lambda *args: make_linear(*args, op=ops.linear_heads),

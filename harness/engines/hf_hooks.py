@@ -59,7 +59,7 @@ class ModuleTaps:
             self._place(hook, modules, config.num_hidden_layers)
 
     def _place(self, hook: Hook, modules: dict[str, torch.nn.Module], layers: int) -> None:
-        for layer in range(layers) if "{n}" in hook.tap else (None,):
+        for layer in range(layers) if "{n}" in hook.tap else (hook.layer,):
             name = hook.module.format(n=layer)
             if name in modules:
                 self._hooks[modules[name], layer][name].append(hook)

@@ -22,6 +22,7 @@ class Hook:
             ``BTHD`` with heads before they are moved ahead of the positions, ``1TC`` with one row
             for all sequences of a batch.
         where: Key of the config that must be set for the tap to be there; empty for always.
+        layer: Layer that the module lies in although the tap lies outside the layers.
     """
 
     tap: str
@@ -29,6 +30,7 @@ class Hook:
     side: Literal["in", "out"] = "out"
     layout: Literal["BTC", "BT(HD)", "BTHD", "1TC"] = "BTC"
     where: str = ""
+    layer: int | None = None
 
 
 #: Kinds of taps that the queries, keys and values are which the attention function is called with;
@@ -74,6 +76,12 @@ _LLAMA_HOOKS = (
     Hook("layers.{n}.mlp.out", "model.layers.{n}.mlp.down_proj"),
     Hook("layers.{n}.resid_post", "model.layers.{n}"),
     Hook("final_norm", "model.norm"),
+)
+
+_GRANITE_HOOKS = (
+    *_LLAMA_HOOKS,
+    Hook("embed_scaled", "model.layers.0.input_layernorm", side="in", layer=0),
+    Hook("logits_unscaled", "lm_head"),
 )
 
 _QWEN3_HOOKS = (
@@ -122,6 +130,7 @@ MODULE_MAPS = {
         inputs=("attn.q", "attn.k", "attn.v"),
         own_eager={"reorder_and_upcast_attn": "_upcast_and_reordered_attn"},
     ),
+    "granite": ModuleMap(_GRANITE_HOOKS),
     "llama": ModuleMap(_LLAMA_HOOKS),
     "qwen3": ModuleMap(_QWEN3_HOOKS),
 }

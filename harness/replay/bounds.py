@@ -50,6 +50,26 @@ def _add(call: Call) -> Array:
     return bound
 
 
+def _add_scaled(call: Call) -> Array:
+    """A product, rounded on its own, and a sum."""
+    x, y = call.input(0), call.input(1)
+    factor = np.float32(abs(call.constants["factor"]))
+    own: Array = call.output.magnitude + factor * y.magnitude
+    return own + x.slack + factor * y.slack
+
+
+def _scale(call: Call) -> Array:
+    """One rounding."""
+    own: Array = call.output.magnitude
+    return own + np.float32(abs(call.constants["factor"])) * call.input(0).slack
+
+
+def _divide(call: Call) -> Array:
+    """One rounding, or two where the reciprocal is multiplied by."""
+    own: Array = call.output.magnitude
+    return own + np.float32(1 / abs(call.constants["divisor"])) * call.input(0).slack
+
+
 def _multiply(call: Call) -> Array:
     x, y = call.input(0), call.input(1)
     bound = call.output.magnitude
@@ -175,6 +195,9 @@ BOUNDS: dict[Callable[..., Any], Bound] = {
     ops.scaled_embedding: _scaled_embedding,
     ops.extend: _extend,
     ops.add: _add,
+    ops.add_scaled: _add_scaled,
+    ops.scale: _scale,
+    ops.divide: _divide,
     ops.multiply: _multiply,
     ops.linear: _linear,
     ops.linear_heads: _linear_heads,
