@@ -14,9 +14,10 @@ from .contract import TOLERANCE, UNIT_LIMIT
 from .engines.protocol import TokenIds
 from .errors import CheckpointError
 from .logits import all_pairs, count_equal, pairwise
+from .padding import Padding
 from .participants import Participant
 from .replay.lockstep import Record
-from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
+from .result import Diagnosis, Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
 from .subject import Subject
 from .verdict import judge, worst
 
@@ -32,6 +33,7 @@ def prompt_result(
     name: str,
     text: str = "",
     chosen: Mapping[str, TokenIds] | None = None,
+    padding: Padding | None = None,
 ) -> PromptResult:
     """Everything that a report says of one prompt.
 
@@ -42,11 +44,14 @@ def prompt_result(
         name: Name of the prompt.
         text: The prompt as text; decoded from its tokens if empty.
         chosen: Greedy tokens [1, N] of each engine, the float64 reference among them.
+        padding: Where the prompt has pads.
     """
     chosen = chosen or {}
+    length = chunks[0].shape[1]
+    first = chunks[0][0] if padding is None else chunks[0][0][padding.real(0, length)[0]]
     return PromptResult(
         name=name,
-        text=text or _decode(subject, chunks[0][0]),
+        text=text or _decode(subject, first),
         token_ids=tuple(tuple(row) for row in chunks[0].tolist()),
         tokens=tuple(_texts(subject, row) for row in np.concatenate(chunks, axis=1)),
         chunks=tuple(chunk.shape[1] for chunk in chunks),
@@ -57,6 +62,8 @@ def prompt_result(
             Greedy(who, tuple(ids[0].tolist()), _decode(subject, ids[0]))
             for who, ids in chosen.items()
         ),
+        padding="" if padding is None else padding.side,
+        pads=() if padding is None else padding.counts,
     )
 
 
@@ -67,6 +74,7 @@ def conclude(
     *,
     case: str,
     environment: Environment,
+    diagnoses: Sequence[Diagnosis] = (),
 ) -> RunResult:
     """Judge every participant over all prompts.
 
@@ -76,6 +84,7 @@ def conclude(
         prompts: Results that hold their comparisons.
         case: Name of the case.
         environment: What it ran on.
+        diagnoses: Why candidates fail.
     """
     floor = _floor(participants, prompts)
     verdicts = tuple(
@@ -93,6 +102,7 @@ def conclude(
         environment=environment,
         tolerance=TOLERANCE,
         unit_limit=UNIT_LIMIT,
+        diagnoses=tuple(diagnoses),
     )
 
 
@@ -100,6 +110,8 @@ def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[Logit
     """Every pair of engines on the prompt's logits, the float64 reference among them."""
     seen = record.logits[0]
     everyone = {TRUTH: seen.reference, **seen.candidates}
+    if seen.real is not None:  # [B, T, V] at the positions that are tokens: [N, V]
+        everyone = {name: logits[seen.real] for name, logits in everyone.items()}
     table = []
     for pair in _pairs(everyone):
         a, b = pair.a, pair.b

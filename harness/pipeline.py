@@ -6,11 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
+from .diagnose.doctor import Doctor
+from .diagnose.start import doctor_of
 from .engines.protocol import Engine, TokenIds
 from .engines.registry import make_engine, parse_name
 from .environment import Stopwatch
 from .greedy import greedy, greedy_from_draft
 from .outcome import TRUTH, conclude, prompt_result
+from .padding import Padding, padding_of
 from .participants import RunningEngine
 from .prompts import require_room, tokens_of
 from .references_seam import step as seam
@@ -76,15 +79,18 @@ def compare(
         command: What the user typed, for the record.
     """
     watch = watch or Stopwatch()
+    sides = [RunningEngine(engine) for engine in engines]
+    doctor = doctor_of(subject, sides)
     results = [
-        _compare_prompt(subject, engines, prompt, tokens, case, progress)
+        _compare_prompt(subject, engines, prompt, tokens, case, progress, doctor)
         for prompt, tokens in zip(case.prompts, prompts, strict=True)
     ]
     return conclude(
         subject,
-        [RunningEngine(engine) for engine in engines],
+        sides,
         results,
         case=case.name,
+        diagnoses=doctor.diagnoses(),
         environment=watch.environment(
             threads=case.threads or _default_threads(), seed=case.seed, command=command
         ),
@@ -105,25 +111,32 @@ def _compare_prompt(
     tokens: TokenIds,
     case: Case,
     progress: Progress,
+    doctor: Doctor,
 ) -> PromptResult:
     with refusals_as_errors():
         subject.model.require_tokens(tokens)
     require_room(subject, prompt.name, tokens, more=max(case.decode, case.greedy))
+    padding = padding_of(prompt.token_ids, prompt.padding, cut=prompt.length)
     count = case.greedy if tokens.shape[0] == 1 else 0
     chosen: dict[str, TokenIds] = {}
     for done, engine in enumerate(engines):
         progress(f"{prompt.name}: greedy tokens", done, len(engines))
         chosen[engine.name] = greedy(engine, tokens, count)
     progress(f"{prompt.name}: greedy tokens", len(engines), len(engines))
-    chunks = _chunks(engines[0], tokens, chosen, case.decode)
-    record = walk(
-        subject,
-        [RunningEngine(engine) for engine in engines],
-        chunks,
-        dtype=case.dtype,
-        threads=case.threads,
-        progress=lambda done, total: progress(f"{prompt.name}: replay", done, total),
-    )
+    chunks = _chunks(engines[0], tokens, chosen, case.decode, padding)
+    doctor.begin(prompt.name, chunks)
+    with refusals_as_errors():
+        record = walk(
+            subject,
+            [RunningEngine(engine) for engine in engines],
+            chunks,
+            padding=padding,
+            dtype=case.dtype,
+            threads=case.threads,
+            progress=lambda done, total: progress(f"{prompt.name}: replay", done, total),
+            on_failure=doctor.look,
+            measure=doctor.measure,
+        )
     if count:
         chosen = {TRUTH: _true_greedy(subject, tokens, chosen, case), **chosen}
     return prompt_result(
@@ -132,12 +145,17 @@ def _compare_prompt(
         chunks,
         name=prompt.name,
         text=prompt.text or "",
+        padding=padding,
         chosen=chosen if count else None,
     )
 
 
 def _chunks(
-    engine: Engine, tokens: TokenIds, chosen: dict[str, TokenIds], decode: int
+    engine: Engine,
+    tokens: TokenIds,
+    chosen: dict[str, TokenIds],
+    decode: int,
+    padding: Padding | None,
 ) -> list[TokenIds]:
     """The forward passes to compare: the prompt, then one token at a time.
 
@@ -145,7 +163,7 @@ def _chunks(
     """
     following = chosen[engine.name][:, :decode]
     if following.shape[1] < decode:
-        following = greedy(engine, tokens, decode)
+        following = greedy(engine, tokens, decode, padding=padding)
     return [tokens, *(following[:, i : i + 1] for i in range(decode))]
 
 

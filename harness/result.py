@@ -126,6 +126,29 @@ class WeightDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """A constant of an op, fitted to what a candidate computed.
+
+    Attributes:
+        constant: Its name, as the config has it.
+        configured: What the reference takes from the config.
+        fitted: What the candidate's numbers say.
+        error: Standard error of ``fitted``.
+        tolerated: How far ``fitted`` may be from ``configured`` by rounding alone.
+        excluded: True if the candidate computed with another value.
+        written: Where the configured value is written, or what it is made of.
+    """
+
+    constant: str
+    configured: float
+    fitted: float
+    error: float
+    tolerated: float
+    excluded: bool
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One tap of one candidate in one chunk of one prompt.
 
@@ -138,6 +161,7 @@ class Comparison:
         note: Why it was not compared, empty otherwise.
         weights: Parameters of the op that the candidate holds otherwise than the checkpoint;
             empty also where the candidate does not show its parameters.
+        fits: Constants of the op, fitted to what the candidate computed.
     """
 
     candidate: str
@@ -152,6 +176,7 @@ class Comparison:
     local: LocalError | None = None
     note: str = ""
     weights: tuple[WeightDifference, ...] = ()
+    fits: tuple[Fit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +240,73 @@ class Divergence:
     comparison: Comparison
 
 
+class Evidence(StrEnum):
+    """How a cause was found, from the strongest to the weakest.
+
+    ``REPLAY``: the mistake, made on the candidate's own inputs, gives the candidate's output to
+    rounding. ``PARAMETERS``: the candidate shows the parameter it holds. ``FIT``: a constant,
+    fitted over all elements, excludes what the config says. ``SEGMENT``: as ``REPLAY``, over
+    several ops that the candidate did not tap. ``FORWARD``: a whole forward pass with the mistake
+    explains most of the difference.
+    """
+
+    REPLAY = "replay"
+    PARAMETERS = "parameters"
+    FIT = "fit"
+    SEGMENT = "segment"
+    FORWARD = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A mistake that explains what a candidate computed.
+
+    Attributes:
+        fault: Id in the catalogue; ``parity faults show ID`` says more.
+        title: What is done wrong, in a few words.
+        detail: What is special here, for example the fitted value.
+        evidence: How it was found.
+        explained: Share of the squared error that it explains, up to 1.
+        units: Largest error that is left, in rounding units; None where it was not judged.
+        advice: What to change.
+        distinguish: What would tell it apart from the others that fit as well.
+        reports: Public reports of the same mistake.
+    """
+
+    fault: str
+    title: str
+    detail: str
+    evidence: Evidence
+    explained: float
+    units: float | None
+    advice: str
+    distinguish: str
+    reports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with one candidate: one mistake, wherever it shows.
+
+    Attributes:
+        prompt: Name of the prompt on which it shows first.
+        chunk: 0 for the prompt, 1 and up for decoding steps.
+        tap: Where it shows first.
+        places: All taps at which the same mistake explains the numbers, as (prompt, chunk, tap).
+        causes: Mistakes that explain the numbers, the most plausible first; empty if none in the
+            catalogue does.
+        observations: What can be said of the difference without a name.
+    """
+
+    candidate: str
+    prompt: str
+    chunk: int
+    tap: str
+    places: tuple[tuple[str, int, str], ...]
+    causes: tuple[Cause, ...]
+    observations: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateVerdict:
     """What one candidate came to over all prompts.
@@ -253,6 +345,8 @@ class PromptResult:
         chunks: Number of new tokens of each forward pass: the prompt, then decoding steps.
         pairs: Candidates against each other, tap by tap.
         logits: Every pair of engines on the prompt's logits, the float64 reference among them.
+        padding: Side on which rows are padded, empty where they are not.
+        pads: Number of pads of each row; nothing is compared at them.
     """
 
     name: str
@@ -264,6 +358,8 @@ class PromptResult:
     pairs: tuple[PairDifference, ...]
     logits: tuple[LogitsPair, ...]
     greedy: tuple[Greedy, ...]
+    padding: str = ""
+    pads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +405,7 @@ class RunResult:
         unit_limit: The limit in rounding units that replay was judged by.
         against: What candidates were compared with: the float64 reference, or the name of another
             engine where no model was at hand to replay on.
+        diagnoses: Why candidates fail, in data-flow order.
     """
 
     case: str
@@ -322,6 +419,7 @@ class RunResult:
     tolerance: float
     unit_limit: float
     against: str = "the float64 reference"
+    diagnoses: tuple[Diagnosis, ...] = ()
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)
 

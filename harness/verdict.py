@@ -2,9 +2,9 @@
 
 The rule, in the order in which it is applied to one candidate:
 
-- **fail**: some op does not replay within the limit in rounding units, or the candidate shows that
-  it holds other parameters for it than the checkpoint, whatever the logits say. The first such op
-  in data-flow order is the culprit.
+- **fail**: some op does not replay within the limit in rounding units, or a constant fitted to its
+  numbers excludes the configured one, or the candidate shows that it holds other parameters for it
+  than the checkpoint, whatever the logits say. The first such op in data-flow order is the culprit.
 - **not finite**: the same for a NaN or infinity where the reference is finite.
   A tap of another shape before that op is named instead, as the first place where the two part.
 - **not comparable**: a tap is missing undeclared, has another shape, or nothing was compared.
@@ -23,6 +23,7 @@ from .result import (
     CandidateVerdict,
     Comparison,
     Divergence,
+    Fit,
     PromptResult,
     TapStatus,
     Verdict,
@@ -101,7 +102,7 @@ def _fails(comparison: Comparison, *, replayed: bool) -> bool:
     Logits of a candidate of which no op is replayed do not: the bound that they carry through the
     whole model says too little.
     """
-    if comparison.weights:
+    if comparison.weights or excluded(comparison):
         return True
     if comparison.local is None or (comparison.tap == "logits" and not replayed):
         return False
@@ -119,6 +120,11 @@ def _divergence(
         fresh=_fails(comparison, replayed=replayed),
         comparison=comparison,
     )
+
+
+def excluded(comparison: Comparison) -> list[Fit]:
+    """Constants with which the candidate did not compute what the config says."""
+    return [fit for fit in comparison.fits if fit.excluded]
 
 
 _Decision = tuple[Verdict, str, tuple[str, Comparison] | None]
@@ -198,9 +204,23 @@ def _describe(comparison: Comparison) -> str:
     if comparison.weights:
         held = describe_weight(comparison.weights[0])
         return f"{comparison.tap} ({comparison.op}) computes with other weights: {held}"
+    trends = excluded(comparison)
+    if trends and units <= UNIT_LIMIT:
+        return (
+            f"{comparison.tap} ({comparison.op}) replays within {units:.1f} rounding units{chunk}, "
+            f"but its numbers follow another constant: {describe_fit(trends[0])}"
+        )
     return (
         f"{comparison.tap} ({comparison.op}) is the first op that does not replay{chunk}: "
         f"{units:.3g} rounding units, limit {UNIT_LIMIT:g}"
+    )
+
+
+def describe_fit(fit: Fit) -> str:
+    """One clause on a constant that differs from the config's."""
+    return (
+        f"{fit.constant} = {fit.fitted:.6g} +- {fit.error:.1g}, configured {fit.configured:.6g} "
+        f"({fit.written})"
     )
 
 

@@ -216,11 +216,11 @@ def test_on_failure_is_told_the_op_with_the_candidates_inputs(healthy: Healthy) 
     changed = alter(healthy.chunks[0][tap], (0, 2, 7))
     healthy.walk(healthy.altered({tap: changed}), on_failure=told.append)
     assert [t.comparison.tap for t in told] == [tap, "layers.1.mlp.prod"]
-    assert told[0].op.__name__ == "silu"
+    assert told[0].made.op.__name__ == "silu"
     assert np.array_equal(told[0].found, changed)
     gate = healthy.chunks[0]["layers.1.mlp.gate"]
-    assert np.array_equal(told[0].call.input(0).value, gate)
-    assert told[0].call.output.value.dtype == np.float64
+    assert np.array_equal(told[0].made.call.input(0).value, gate)
+    assert told[0].made.call.output.value.dtype == np.float64
 
 
 def test_mask_that_hides_every_key_of_a_query_fails_at_the_mask_and_after_it(

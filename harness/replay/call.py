@@ -1,6 +1,7 @@
 """One evaluation of an op as its rounding bound sees it, and the sums that bounds are made of."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +20,28 @@ class Operand:
         value: Float64 array, or booleans or integers.
         incoming: Bound in units of ``u`` that it carries, None for what the candidate handed over.
         stored: The same numbers in a narrower dtype, which is faster to square.
+        name: Name in the checkpoint of what is a parameter, empty otherwise.
+        made: How it was made, for what no candidate handed over.
     """
 
-    __slots__ = ("_lock", "_magnitude", "_square", "_stored", "incoming", "value")
+    __slots__ = (
+        *("_lock", "_magnitude", "_square", "_stored"),
+        *("incoming", "made", "name", "value"),
+    )
 
     def __init__(
-        self, value: Array, incoming: Array | None = None, *, stored: Array | None = None
+        self,
+        value: Array,
+        incoming: Array | None = None,
+        *,
+        stored: Array | None = None,
+        name: str = "",
+        made: "Made | None" = None,
     ) -> None:
         self.value = value
         self.incoming = incoming
+        self.name = name
+        self.made = made
         self._stored = value if stored is None else stored
         self._magnitude: Array | None = None
         self._square: Array | None = None
@@ -86,6 +100,23 @@ class Call:
         if operand is None:
             raise TypeError(f"input {index} is None")
         return operand
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An op that ran between two values that the candidate handed over.
+
+    Attributes:
+        tap: Name of the intermediate, None for one that nobody compares.
+        op: The op.
+        call: Its evaluation.
+        era: Chunk and layer in which it ran.
+    """
+
+    tap: str | None
+    op: Callable[..., Any]
+    call: Call
+    era: tuple[int, int | None] = (0, None)
 
 
 def summation(call: Call, squares: Array, terms: Array | int) -> Array:

@@ -7,15 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compare import difference, local_error, locate, weight_difference, worst_nonfinite
+from ..compare import Start, difference, local_error, locate, weight_difference, worst_nonfinite
+from ..padding import Booleans, RealColumns
 from ..references_seam import step as seam
-from ..result import Comparison, LocalError, TapStatus, WeightDifference
+from ..result import Comparison, Fit, LocalError, TapStatus, WeightDifference
 from ..taps import axes_of, declared, format_shape
 from .bounds import Call, Operand, unit
+from .call import Made
 from .precision import DTYPES
 from .source import LastPositions, TapSource
 
 Array = NDArray[Any]
+
+#: Fits the constants of an op to what a candidate has: the op, what the candidate has in float64,
+#: and the op's rounding bound in units of ``u``.
+Measure = Callable[[Made, Array, Array], tuple[Fit, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,17 @@ class Place:
         chunk: 0 for the prompt, 1 and up for decoding steps.
         start: Position of the chunk's first query.
         order: Rank of the tap in data-flow order within the chunk.
+        real: What of the chunk is no padding, None for everything.
     """
 
     chunk: int
     start: int
     order: int
+    real: RealColumns | None = None
+
+    def counted(self, tap: str, shape: tuple[int, ...]) -> Booleans | None:
+        """Booleans of a tap's shape, true where a value means something; None for everywhere."""
+        return None if self.real is None else self.real.of(tap, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +73,13 @@ class Taken:
             cover the last positions alone.
         status: Why not.
         note: The same in words.
+        misshapen: What it has there in another shape.
     """
 
     found: Array | None
     status: TapStatus
     note: str
+    misshapen: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +90,13 @@ class Outcome:
         comparison: What was measured.
         call: Inputs, constants and float64 output of the op.
         found: What the candidate has, in float64; None if that was not compared.
+        misshapen: What it has there in another shape.
     """
 
     comparison: Comparison
     call: Call
     found: Array | None
+    misshapen: Array | None = None
 
 
 def take(candidate: Candidate, place: Place, tap: str) -> Array | LastPositions | TapStatus:
@@ -120,9 +136,13 @@ def receive(
             note = f"the last {whole[at]} of {truth.shape[at]} positions"
     if found.shape != whole:
         expected, got = format_shape(axes, whole), format_shape(axes, found.shape)
-        return Taken(None, TapStatus.MISSHAPEN, f"expected {expected}, found {got}")
+        note = f"expected {expected}, found {got}"
+        return Taken(None, TapStatus.MISSHAPEN, note, misshapen=found)
     if found.dtype != bool:
         found = np.ascontiguousarray(found, dtype=np.float64)
+    counted = place.counted(tap, found.shape)
+    if counted is not None:
+        found = _without_pads(found, truth, counted)
     flat = worst_nonfinite(found)
     if flat is not None:
         return Taken(
@@ -131,25 +151,25 @@ def receive(
     return Taken(found, TapStatus.COMPARED, note)
 
 
-def proceed(op: Callable[..., Any], call: Call, taken: Taken | None) -> Operand:
+def proceed(made: Made, taken: Taken | None) -> Operand:
     """What the lane goes on with: the candidate's own values, wherever it gave them.
 
     Elsewhere it is the float64 output with the bound that it carries.
 
     Args:
-        op: The op.
-        call: The op on the candidate's own inputs.
+        made: The op on the candidate's own inputs.
         taken: What the candidate has; None for an intermediate that nobody compares.
     """
+    op, call = made.op, made.call
     if taken is None or taken.found is None:
-        return Operand(call.output.value, unit(op, call))
+        return Operand(call.output.value, unit(op, call), made=made)
     found = taken.found
     if found.shape == call.output.value.shape:
         return Operand(found)
-    given = _given(call.output.value, found)
+    given = covered(call.output.value, found)
     value, incoming = call.output.value.copy(), unit(op, call)
     value[given], incoming[given] = found, 0
-    return Operand(value, incoming)
+    return Operand(value, incoming, made=made)
 
 
 @np.errstate(all="ignore")  # what is not finite is a status of its own
@@ -162,6 +182,7 @@ def examine(
     truth: Array,
     weights: Sequence[seam.Weight],
     taken: Taken,
+    measure: Measure | None = None,
 ) -> Outcome:
     """Compare what a candidate has with the op on its own inputs and with the truth.
 
@@ -174,20 +195,25 @@ def examine(
         truth: Float64 value of the reference, end to end.
         weights: Parameters of the op, as stored.
         taken: What the candidate has.
+        measure: Fits the op's constants to what the candidate has, None to fit nothing.
     """
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
     found, status, note = taken.found, taken.status, taken.note
     measured, local, axes = None, None, axes_of(tap)
+    fits: tuple[Fit, ...] = ()
     if found is not None:
-        given = _given(truth, found)
-        start = _start(place, axes, given)
-        measured = difference(truth[given], found, axes, start=start)
+        given = covered(truth, found)
+        start, counted = _start(place, axes, given), place.counted(tap, found.shape)
+        measured = difference(truth[given], found, axes, start=start, counted=counted)
         bound = unit(op, call)
         call.output.forget()
-        local = _local(call, bound, given, found, axes, start)
+        local = _local(call, bound, given, found, axes, start, counted)
+        # What is computed at pads would enter a fit: other prompts are fitted.
+        if measure is not None and counted is None and found.shape == truth.shape:
+            fits = measure(Made(tap, op, call), found, bound)
         if not (np.isfinite(measured.max_abs) and np.isfinite(local.units)):
             status, note = TapStatus.NOT_FINITE, _why_not_finite(truth, call)
-            measured = local = None
+            measured, local, fits = None, None, ()
     comparison = Comparison(
         candidate=candidate.name,
         chunk=place.chunk,
@@ -201,11 +227,12 @@ def examine(
         local=local,
         note=note,
         weights=held,
+        fits=fits,
     )
-    return Outcome(comparison, call, found)
+    return Outcome(comparison, call, found, taken.misshapen)
 
 
-def _given(truth: Array, found: Array) -> tuple[slice, ...]:
+def covered(truth: Array, found: Array) -> tuple[slice, ...]:
     """Which part of the whole tap the candidate gave: all of it, or its last positions."""
     if found.shape == truth.shape:
         return (slice(None),) * truth.ndim
@@ -214,9 +241,20 @@ def _given(truth: Array, found: Array) -> tuple[slice, ...]:
     )
 
 
-def _start(place: Place, axes: str, given: tuple[slice, ...]) -> int:
-    """Position of the first query that the candidate gave."""
-    return place.start + (given[axes.index("T")].start or 0 if "T" in axes else 0)
+def _start(place: Place, axes: str, given: tuple[slice, ...]) -> Start:
+    """Position of the first query that the candidate gave, of each row where rows are padded."""
+    first = place.start if place.real is None else place.real.start
+    return first + (given[axes.index("T")].start or 0 if "T" in axes else 0)
+
+
+def _without_pads(found: Array, truth: Array, counted: Booleans) -> Array:
+    """A tap in which pads cannot do harm.
+
+    A NaN at a pad would become one wherever it meets a probability of zero, and a query that sees
+    no key has no softmax: there the reference's values stand in for it.
+    """
+    harmful = True if found.dtype == bool else ~np.isfinite(found)
+    return np.where(~counted & harmful, truth, found)
 
 
 def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
@@ -228,7 +266,7 @@ def _last(axes: str, whole: tuple[int, ...], found: tuple[int, ...]) -> tuple[in
 
 
 def _describe_nonfinite(axes: str, place: Place, truth: Array, found: Array, flat: int) -> str:
-    given = _given(truth, found)
+    given = covered(truth, found)
     where = locate(axes, flat, truth[given], found, start=_start(place, axes, given))
     count = int(np.count_nonzero(~np.isfinite(found)))
     return (
@@ -247,7 +285,13 @@ def _why_not_finite(truth: Array, call: Call) -> str:
 
 
 def _local(
-    call: Call, bound: Array, given: tuple[slice, ...], found: Array, axes: str, start: int
+    call: Call,
+    bound: Array,
+    given: tuple[slice, ...],
+    found: Array,
+    axes: str,
+    start: Start,
+    counted: Booleans | None,
 ) -> LocalError:
     return local_error(
         call.output.value[given],
@@ -257,6 +301,7 @@ def _local(
         roundoff=call.precision.unit_roundoff,
         underflow=call.precision.underflow,
         start=start,
+        counted=counted,
         inherited_bound=any(x is not None and x.incoming is not None for x in call.inputs),
     )
 

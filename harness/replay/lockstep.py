@@ -19,11 +19,24 @@ from numpy.typing import NDArray
 
 from ..compare import common_positions, pair_difference
 from ..contract import UNIT_LIMIT
+from ..padding import Booleans, RealColumns
 from ..references_seam import step as seam
-from ..result import Comparison, PairDifference
+from ..result import Comparison, PairDifference, TapStatus
 from ..taps import axes_of, split
 from .bounds import Call, Operand
-from .lane import Candidate, Outcome, Place, Taken, examine, proceed, receive, rounded, take
+from .call import Made
+from .lane import (
+    Candidate,
+    Measure,
+    Outcome,
+    Place,
+    Taken,
+    examine,
+    proceed,
+    receive,
+    rounded,
+    take,
+)
 from .precision import precision
 
 Array = NDArray[Any]
@@ -56,24 +69,30 @@ class Replayed:
 
     Attributes:
         comparison: What was measured.
-        op: The op.
-        call: Inputs, constants and float64 output of the op.
-        found: What the candidate has.
+        made: The op and its evaluation in float64 on the candidate's own inputs.
+        found: What the candidate has; of another shape where the status says so.
+        counted: Booleans of its shape, true where a value means something; None for everywhere.
     """
 
     comparison: Comparison
-    op: Callable[..., Any]
-    call: Call
+    made: Made
     found: Array
+    counted: Booleans | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsSeen:
-    """The logits of one chunk: float64 reference first, then each candidate that gave them."""
+    """The logits of one chunk: float64 reference first, then each candidate that gave them.
+
+    Attributes:
+        real: [B, T], false where a position is padding and its logits mean nothing; None where
+            none is.
+    """
 
     chunk: int
     reference: Array
     candidates: dict[str, Array]
+    real: Booleans | None = None
 
 
 @dataclass(slots=True)
@@ -93,7 +112,8 @@ class Lockstep:
         dtype: Dtype to which the float64 lane's parameters are rounded.
         executor: Runs the lanes side by side, and comparisons behind them; None runs everything
             one after another.
-        on_failure: Called with every op that does not replay.
+        on_failure: Called with every op that does not replay, in data-flow order.
+        measure: Fits the constants of every op; see :data:`harness.replay.lane.Measure`.
         on_layer: Called with chunk and layer when the walk enters a layer.
     """
 
@@ -104,6 +124,7 @@ class Lockstep:
         dtype: str,
         executor: Executor | None = None,
         on_failure: Callable[[Replayed], None] | None = None,
+        measure: Measure | None = None,
         on_layer: Callable[[int, int], None] | None = None,
     ) -> None:
         self._candidates = tuple(candidates)
@@ -113,11 +134,18 @@ class Lockstep:
         self._pending: deque[_Pending] = deque()
         self._record = Record([], [], [])
         self._on_failure = on_failure
+        self._measure = measure
         self._on_layer = on_layer
         self._layer: int | None = None
         self._chunk = 0
         self._start = 0
         self._order = 0
+        self._real: RealColumns | None = None
+
+    @property
+    def _era(self) -> tuple[int, int | None]:
+        """Chunk and layer; how a value was made is not remembered beyond them."""
+        return self._chunk, self._layer
 
     @property
     def record(self) -> Record:
@@ -125,9 +153,19 @@ class Lockstep:
         self._settle_all()
         return self._record
 
-    def begin(self, chunk: int, *, start: int) -> None:
-        """Enter the next chunk, whose first new position is ``start``."""
-        self._chunk, self._start, self._order = chunk, start, 0
+    def begin(self, chunk: int, *, start: int, real: RealColumns | None = None) -> None:
+        """Enter the next chunk.
+
+        Args:
+            chunk: Its index.
+            start: Its first new position.
+            real: What of it is no padding, None for everything.
+        """
+        self._chunk, self._start, self._order, self._real = chunk, start, 0, real
+
+    @property
+    def _place(self) -> Place:
+        return Place(self._chunk, self._start, self._order, self._real)
 
     def __call__(
         self, tap: str | None, op: seam.Op, *inputs: seam.Handle, **constants: Any
@@ -148,7 +186,8 @@ class Lockstep:
             self._compare(tap, op, calls, truth, weights, had, max(work, truth.size))
             self._order += 1
             taken = [*had]
-        operands = self._map(work, lambda call, has: proceed(op, call, has), calls, taken)
+        made = [Made(tap, op, call, self._era) for call in calls]
+        operands = self._map(work, proceed, made, taken)
         return Bundle((Operand(truth), *operands))
 
     def _map(self, work: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -158,7 +197,7 @@ class Lockstep:
         return list(self._executor.map(function, *arguments))
 
     def _take(self, tap: str, truth: Array) -> list[Taken]:
-        place = Place(self._chunk, self._start, self._order)
+        place = self._place
         came = [take(side, place, tap) for side in self._candidates]
         return self._map(
             truth.size,
@@ -178,7 +217,7 @@ class Lockstep:
         work: int,
     ) -> None:
         """Begin to compare; the walk goes on, for it needs no result of it."""
-        place = Place(self._chunk, self._start, self._order)
+        place = self._place
         size = truth.size * (1 + 2 * len(calls))
         held = sum(pending.size for pending in self._pending)
         while self._pending and (len(self._pending) >= _BEHIND or held + size > _LARGE):
@@ -187,7 +226,7 @@ class Lockstep:
             self._settle(oldest)
         beside = self._executor if work >= _SMALL and size <= _LARGE else None
         outcomes = [
-            _begin(beside, examine, side, place, tap, op, call, truth, weights, has)
+            _begin(beside, examine, side, place, tap, op, call, truth, weights, has, self._measure)
             for side, call, has in zip(self._candidates, calls, taken, strict=True)
         ]
         found = {
@@ -196,10 +235,10 @@ class Lockstep:
             if has.found is not None
         }
         pairs = [
-            _begin(beside, _pair, a, found[a], b, found[b], place.chunk, tap)
+            _begin(beside, _pair, a, found[a], b, found[b], place, tap)
             for a, b in combinations(found, 2)
         ]
-        self._pending.append(_Pending(tap, op, place.chunk, truth, size, outcomes, pairs))
+        self._pending.append(_Pending(tap, op, place, truth, size, outcomes, pairs))
         if size > _LARGE:
             self._settle_all()  # nothing of it may be held any longer
 
@@ -217,7 +256,10 @@ class Lockstep:
             if value is None:
                 return None
             if isinstance(value, Bundle):
-                return value.lanes[index]
+                own = value.lanes[index]
+                if own.made is not None and own.made.era != self._era:
+                    own.made = None
+                return own
             key = (id(value), self._dtypes[index])
             if key not in lifted:
                 lifted[key] = _lift(value, self._dtypes[index])
@@ -234,17 +276,21 @@ class Lockstep:
         """Keep what a report needs of one tap and forget the rest."""
         outcomes = [outcome() for outcome in pending.outcomes]
         for outcome in outcomes:
-            comparison, found = outcome.comparison, outcome.found
+            comparison = outcome.comparison
+            found = outcome.misshapen if outcome.found is None else outcome.found
             self._record.comparisons.append(comparison)
-            failed = bool(comparison.weights) or (
-                comparison.local is not None and comparison.local.units > UNIT_LIMIT
-            )
-            if failed and found is not None and self._on_failure is not None:
-                self._on_failure(Replayed(comparison, pending.op, outcome.call, found))
+            if self._on_failure is not None and found is not None and _failed(comparison):
+                made = Made(pending.tap, pending.op, outcome.call)
+                counted = None
+                if outcome.found is not None:
+                    counted = pending.place.counted(pending.tap, found.shape)
+                self._on_failure(Replayed(comparison, made, found, counted))
         self._record.pairs += [pair() for pair in pending.pairs]
         if pending.tap == "logits":
             seen = {o.comparison.candidate: o.found for o in outcomes if o.found is not None}
-            self._record.logits.append(LogitsSeen(pending.chunk, pending.truth, seen))
+            place = pending.place
+            real = None if place.real is None else place.real.queries
+            self._record.logits.append(LogitsSeen(place.chunk, pending.truth, seen, real))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +305,7 @@ class _Pending:
 
     tap: str
     op: seam.Op
-    chunk: int
+    place: Place
     truth: Array
     size: int
     outcomes: list[Callable[[], Outcome]]
@@ -276,9 +322,20 @@ def _begin(
     return lambda: result
 
 
-def _pair(a: str, x: Array, b: str, y: Array, chunk: int, tap: str) -> PairDifference:
+def _failed(comparison: Comparison) -> bool:
+    """Whether somebody should look for a cause."""
+    local = comparison.local
+    return (
+        comparison.status is TapStatus.MISSHAPEN
+        or bool(comparison.weights)
+        or any(fit.excluded for fit in comparison.fits)
+        or (local is not None and not local.units <= UNIT_LIMIT)
+    )
+
+
+def _pair(a: str, x: Array, b: str, y: Array, place: Place, tap: str) -> PairDifference:
     x, y = common_positions(axes_of(tap), x, y)
-    return pair_difference(a, x, b, y, chunk, tap)
+    return pair_difference(a, x, b, y, place.chunk, tap, place.counted(tap, x.shape))
 
 
 def _run(op: seam.Op, lane: tuple[Operand | None, ...], constants: dict[str, Any]) -> Array:
@@ -295,4 +352,5 @@ def _lift(value: seam.Handle, dtype: str) -> Operand:
     if array.dtype.kind in "iub":
         return Operand(array)
     narrow = rounded(array, dtype)
-    return Operand(narrow.astype(np.float64), stored=narrow)
+    name = value.name if isinstance(value, seam.Weight) else ""
+    return Operand(narrow.astype(np.float64), stored=narrow, name=name)

@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.protocol import Engine
+from ..engines.protocol import Engine, begin
+from ..padding import Padding
 
 Array = NDArray[Any]
 TokenIds = NDArray[np.int64]
@@ -55,14 +56,18 @@ class EngineSource(AbstractContextManager["EngineSource"]):
     Args:
         engine: The engine.
         chunks: Token ids [B, T] of each forward pass, one after another on one cache.
+        padding: Where the first of them have pads.
 
     Raises:
         Exception: Whatever the engine raised, from :meth:`take` or, if nobody takes a tap any
             more, when the source is closed.
     """
 
-    def __init__(self, engine: Engine, chunks: Sequence[TokenIds]) -> None:
+    def __init__(
+        self, engine: Engine, chunks: Sequence[TokenIds], padding: Padding | None = None
+    ) -> None:
         self._engine = engine
+        self._padding = padding
         self._chunks = chunks
         self._arrived: dict[str, Array] = {}
         self._chunk = 0
@@ -119,7 +124,8 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         """What the engine's thread does."""
         try:
             self._wait_for_turn()
-            with self._engine.open(cache=len(self._chunks) > 1) as session:
+            cached = len(self._chunks) > 1
+            with begin(self._engine, cache=cached, padding=self._padding) as session:
                 for index, tokens in enumerate(self._chunks):
                     session.feed(tokens, partial(self._put, index))
                     self._ended.add(index)

@@ -1,0 +1,1 @@
+"""From ops that do not replay to the mistakes that explain them."""

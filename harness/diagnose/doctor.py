@@ -1,0 +1,260 @@
+"""Collects the ops of a run that do not replay and says why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..contract import UNIT_LIMIT
+from ..faults.fault import Catalogue, Facts, Fault, Site
+from ..replay.call import Made
+from ..replay.lockstep import Replayed
+from ..result import Cause, Diagnosis, Evidence, Fit
+from ..taps import split
+from .evaluate import Score, evaluate, explain, upstream
+from .fits import fit_constants
+from .observe import observe
+from .parameters import held_instead
+
+Array = NDArray[Any]
+
+#: Ops of one candidate that are tried with the whole catalogue. Further ones are only tried with
+#: what was found before.
+_FULL_MATCHES = 8
+
+#: A mistake that leaves more than so many times the least error is not among the causes.
+_NEAR = 2.0
+
+__all__ = ["Doctor", "Match"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A mistake that was tried at an op.
+
+    Attributes:
+        fault: The mistake.
+        detail: What is special here.
+        score: How well it explains what the candidate has.
+        evidence: How it was found.
+        precise: True if it needed no narrower dtype.
+    """
+
+    fault: Fault
+    detail: str
+    score: Score
+    evidence: Evidence
+    precise: bool = True
+
+
+#: Prompt, chunk and tap.
+_Place = tuple[str, int, str]
+
+
+@dataclass(slots=True)
+class _Finding:
+    """One mistake of one candidate, with all places where it shows, the first one first."""
+
+    matches: list[Match]
+    observations: tuple[str, ...]
+    places: list[_Place]
+
+
+class Doctor:
+    """Says why the candidates of a run fail.
+
+    Args:
+        catalogue: The mistakes to try.
+        facts: Config and parameters of the checkpoint.
+        parameters: What each candidate shows of the parameters it holds.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        facts: Facts,
+        parameters: Mapping[str, Mapping[str, Array]],
+    ) -> None:
+        self._catalogue = catalogue
+        self._facts = facts
+        self._parameters = parameters
+        self._findings: dict[str, list[_Finding]] = {}
+        self._tried: dict[str, int] = {}
+        self._met: dict[_Place, int] = {}
+        self._prompt = ""
+
+    def begin(self, prompt: str, chunks: Sequence[NDArray[np.int64]]) -> None:
+        """Enter the next prompt: token ids [B, T] of each forward pass."""
+        self._prompt = prompt
+        self._facts = Facts(self._facts.config, self._facts.parameters, tuple(chunks))
+
+    def measure(self, made: Made, found: Array, bound: Array) -> tuple[Fit, ...]:
+        """Fit the constants of one op; see :mod:`harness.diagnose.fits`."""
+        return fit_constants(made, found, bound, self._facts)
+
+    def look(self, failure: Replayed) -> None:
+        """Look for the cause of one op that does not replay."""
+        name = failure.comparison.candidate
+        findings = self._findings.setdefault(name, [])
+        place = (self._prompt, failure.comparison.chunk, failure.comparison.tap)
+        self._met.setdefault(place, len(self._met))
+        known = self._known(failure, findings)
+        if known is not None:
+            known.places.append(place)
+            return
+        if self._tried.get(name, 0) >= _FULL_MATCHES:
+            unknown = next((f for f in findings if not f.matches), None)
+            if unknown is not None:
+                unknown.places.append(place)
+                return
+            matches: list[Match] = []
+        else:
+            self._tried[name] = self._tried.get(name, 0) + 1
+            matches = self._match(failure, list(self._catalogue.faults.values()))
+        observations = observe(failure)
+        findings.append(_Finding(matches, observations, [place]))
+
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """Why candidates fail, in data-flow order for each."""
+        return tuple(
+            _diagnosis(name, finding)
+            for name, findings in self._findings.items()
+            for finding in _merged(findings, self._met)
+        )
+
+    def _known(self, failure: Replayed, findings: list[_Finding]) -> _Finding | None:
+        """The earlier finding that explains this op too."""
+        for finding in findings:
+            again = self._match(failure, [match.fault for match in finding.matches])
+            if again:
+                still = {match.fault.id for match in again}
+                finding.matches = [m for m in finding.matches if m.fault.id in still]
+                return finding
+        return None
+
+    def _match(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
+        """Mistakes that explain an op, the most plausible first."""
+        if not faults:
+            return []
+        comparison = failure.comparison
+        if comparison.weights:
+            shown = self._parameters.get(comparison.candidate, {})
+            site = self._site(failure.made, failure)
+            return [
+                Match(fault, detail, Score(1.0, 0.0, 0.0), Evidence.PARAMETERS)
+                for fault, detail in held_instead(site, comparison.weights, shown, faults)
+            ]
+        trends = {fit.constant: fit for fit in comparison.fits if fit.excluded}
+        if trends and comparison.local is not None and comparison.local.units <= UNIT_LIMIT:
+            return [
+                Match(
+                    fault,
+                    f"{fault.constant} = {trends[fault.constant].fitted:.6g}",
+                    Score(1.0, comparison.local.units, 0.0),
+                    Evidence.FIT,
+                )
+                for fault in faults
+                if fault.constant in trends and comparison_kind(failure) in fault.kinds
+            ]
+        return _best(self._replay(failure, faults))
+
+    def _replay(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
+        """Every way in which a mistake gives the candidate's numbers to rounding."""
+        matches: list[Match] = []
+        nodes = upstream(failure.made)
+        for node in nodes:
+            if node.tap is None:
+                continue
+            site = self._site(node, failure)
+            evidence = Evidence.REPLAY if len(nodes) == 1 else Evidence.SEGMENT
+            for fault in faults:
+                if site.kind not in fault.kinds:
+                    continue
+                for instead in fault.variant(site):
+                    result = evaluate(failure.made, {id(node.call): instead})
+                    score = explain(failure.made, failure.found, result, counted=failure.counted)
+                    if score is not None and score.units <= UNIT_LIMIT:
+                        precise = not instead.precision
+                        matches.append(Match(fault, instead.detail, score, evidence, precise))
+        return matches
+
+    def _site(self, node: Made, failure: Replayed) -> Site:
+        comparison = failure.comparison
+        own = node.call is failure.made.call
+        return Site(
+            tap=node.tap or "",
+            op=node.op,
+            call=node.call,
+            found=failure.found if own else None,
+            facts=self._facts,
+            chunk=comparison.chunk,
+            dtype=node.call.precision.name,
+        )
+
+
+def comparison_kind(failure: Replayed) -> str:
+    """The kind of the tap that failed."""
+    return split(failure.comparison.tap).kind
+
+
+def _best(matches: Sequence[Match]) -> list[Match]:
+    """The best way of each fault, without those that leave clearly more than the best."""
+    best: dict[str, Match] = {}
+    for match in matches:
+        held = best.get(match.fault.id)
+        if held is None or _rank(match) < _rank(held):
+            best[match.fault.id] = match
+    exact = [match for match in best.values() if match.precise] or list(best.values())
+    least = min((match.score.spread for match in exact), default=0.0)
+    near = [match for match in exact if match.score.spread <= _NEAR * max(least, 0.1)]
+    return sorted(near, key=_rank)
+
+
+def _rank(match: Match) -> tuple[bool, int, float]:
+    return not match.precise, -match.fault.common, match.score.spread
+
+
+def _merged(findings: Sequence[_Finding], met: Mapping[_Place, int]) -> list[_Finding]:
+    """Findings in the order in which they show, those that another implies joined to it."""
+    kept = list(findings)
+    for finding in [f for f in findings if f.matches]:
+        implied = finding.matches[0].fault.implies
+        for other in [f for f in kept if f is not finding and f.matches]:
+            if other.matches[0].fault.id in implied and _layers(finding) & _layers(other):
+                finding.places = sorted({*finding.places, *other.places}, key=met.__getitem__)
+                kept.remove(other)
+    return sorted(kept, key=lambda finding: met[finding.places[0]])
+
+
+def _layers(finding: _Finding) -> set[tuple[str, int | None]]:
+    return {(prompt, split(tap).layer) for prompt, _, tap in finding.places}
+
+
+def _diagnosis(name: str, finding: _Finding) -> Diagnosis:
+    prompt, chunk, tap = finding.places[0]
+    return Diagnosis(
+        candidate=name,
+        prompt=prompt,
+        chunk=chunk,
+        tap=tap,
+        places=tuple(finding.places),
+        causes=tuple(map(_cause, finding.matches)),
+        observations=finding.observations,
+    )
+
+
+def _cause(match: Match) -> Cause:
+    fault = match.fault
+    return Cause(
+        fault=fault.id,
+        title=fault.title,
+        detail=match.detail,
+        evidence=match.evidence,
+        explained=match.score.explained,
+        units=match.score.units,
+        advice=fault.advice,
+        distinguish=fault.distinguish,
+        reports=fault.links,
+    )

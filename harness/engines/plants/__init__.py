@@ -1,0 +1,1 @@
+"""How to make each mistake in a transformers model, written apart from the catalogue's variants."""

@@ -1,0 +1,12 @@
+"""All plants, from one module for each group."""
+
+from . import rope
+from .plant import Plant
+
+#: Each has ``PLANTS``.
+_MODULES = (rope,)
+
+
+def plants() -> tuple[Plant, ...]:
+    """Every way to make a mistake of the catalogue in a transformers model."""
+    return tuple(plant for module in _MODULES for plant in module.PLANTS)

@@ -1,0 +1,30 @@
+"""All faults, from one module for each group."""
+
+from collections.abc import Sequence
+
+from . import rope
+from .fault import Catalogue, Fault
+
+#: Each has ``FAULTS``.
+_MODULES = (rope,)
+
+
+def catalogue() -> Catalogue:
+    """The whole catalogue."""
+    return collect([fault for module in _MODULES for fault in module.FAULTS])
+
+
+def collect(faults: Sequence[Fault]) -> Catalogue:
+    """A catalogue of some faults.
+
+    Raises:
+        ValueError: Two have the same id, or one implies another that is not there.
+    """
+    by_id = {fault.id: fault for fault in faults}
+    if len(by_id) != len(faults):
+        twice = sorted({f.id for f in faults if [g.id for g in faults].count(f.id) > 1})
+        raise ValueError(f"faults of the same id: {', '.join(twice)}")
+    unknown = sorted({i for fault in faults for i in fault.implies} - set(by_id))
+    if unknown:
+        raise ValueError(f"implied, but not in the catalogue: {', '.join(unknown)}")
+    return Catalogue(by_id)

@@ -1,0 +1,1 @@
+"""The score: how many planted faults are caught, placed and named."""
