@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .errors import CaseError
 from .locate import locate
+from .padding import SIDES
 
 #: The element types that candidates may run in.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,14 +29,19 @@ class Prompt:
     Attributes:
         name: Unique within the case.
         text: Text for the model's tokenizer, or None.
-        token_ids: Rows of equal length, or None. Exactly one of the two is given.
+        token_ids: Rows of token ids, or None. Exactly one of the two is given.
         length: Cut to this many tokens; a prompt that has fewer is an error.
+        padding: ``left`` or ``right``: the side on which rows are filled up to the longest. None
+            if they are of one length.
+        pad_token: What they are filled up with; None for the config's pad_token_id, or 0.
     """
 
     name: str
     text: str | None = None
     token_ids: tuple[tuple[int, ...], ...] | None = None
     length: int | None = None
+    padding: str | None = None
+    pad_token: int | None = None
 
     def __post_init__(self) -> None:
         where = f"prompt {self.name!r}"
@@ -56,10 +62,40 @@ class Prompt:
             )
         _at_least(where, "length", self.length, 1)
         if self.token_ids is not None:
-            _check_rows(where, self.token_ids, self.length)
+            _check_rows(where, self.token_ids, self.length, padded=self.padding is not None)
+        _check_padding(where, self)
 
 
-def _check_rows(where: str, rows: tuple[tuple[int, ...], ...], length: int | None) -> None:
+def _check_padding(where: str, prompt: Prompt) -> None:
+    if prompt.padding is None and prompt.pad_token is not None:
+        raise CaseError(
+            where,
+            expected="padding beside pad_token",
+            found="none",
+            advice='write padding = "left", or leave pad_token out',
+        )
+    if prompt.padding is None:
+        return
+    if prompt.padding not in SIDES:
+        raise CaseError(
+            where,
+            expected=f"padding {_alternatives(SIDES)}",
+            found=repr(prompt.padding),
+            advice=nearest(prompt.padding, SIDES) or "write one of these",
+        )
+    if prompt.token_ids is None:
+        raise CaseError(
+            where,
+            expected="token_ids beside padding",
+            found="a text, which is one row",
+            advice="give rows of token_ids, or leave padding out",
+        )
+    _at_least(where, "pad_token", prompt.pad_token, 0)
+
+
+def _check_rows(
+    where: str, rows: tuple[tuple[int, ...], ...], length: int | None, *, padded: bool
+) -> None:
     lengths = sorted({len(row) for row in rows})
     if not lengths or lengths[0] == 0:
         raise CaseError(
@@ -68,12 +104,12 @@ def _check_rows(where: str, rows: tuple[tuple[int, ...], ...], length: int | Non
             found="an empty row" if lengths else "no rows",
             advice="write token_ids = [1, 2, 3]",
         )
-    if len(lengths) > 1:
+    if len(lengths) > 1 and not padded:
         raise CaseError(
             where,
             expected="rows of token_ids of one length",
             found=f"lengths {', '.join(map(str, lengths))}",
-            advice="make them equally long, or a prompt of each: rows are not padded",
+            advice='make them equally long, or say on which side to pad: padding = "left"',
         )
     odd = [token for row in rows for token in row if not 0 <= token <= LARGEST_ID]
     if odd:

@@ -166,6 +166,8 @@ def _read_prompt(entry: Mapping[str, object], number: int, where: str) -> Prompt
         ("name", str, "a text", 'name = "hello"'),
         ("text", str, "a text", 'text = "The capital of France is"'),
         ("length", int, "a whole number", "length = 64"),
+        ("padding", str, "a text", 'padding = "left"'),
+        ("pad_token", int, "a whole number", "pad_token = 0"),
     ):
         if key in entry and type(entry[key]) is not kind:
             raise _type_error(f"{where}: {key}", words, entry[key], example)

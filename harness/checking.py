@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .case import Case, Prompt
-from .checkpoint import encode
 from .engines.protocol import Engine
 from .engines.registry import make_engine, parse_name
 from .errors import UsageError
 from .locate import locate
 from .pipeline import compare
+from .prompts import tokens_of
 from .result import RunResult
 from .subject import Subject, load_subject
 
@@ -24,6 +21,8 @@ def check(
     checkpoint: str | Path,
     token_ids: Sequence[Sequence[int]] | None = None,
     prompt: str | Mapping[str, str] | None = None,
+    padding: str | None = None,
+    pad_token: int | None = None,
     dtype: str | None = None,
     decode: int = 0,
     greedy: int = 0,
@@ -37,8 +36,10 @@ def check(
             the checkpoint (``hf:sdpa``); or a list of these, of different names.
         checkpoint: What the engines claim to compute: an HF directory, a GGUF file, a hub id or
             ``package:PKG/FILE``.
-        token_ids: One row of ids a sequence; rows of equal length.
+        token_ids: One row of ids a sequence; rows of equal length, or with ``padding``.
         prompt: A text for the checkpoint's tokenizer in place of token ids, or several by name.
+        padding: ``left`` or ``right``, the side on which shorter rows are filled up.
+        pad_token: What they are filled up with: the config's pad_token_id, or 0, if not given.
         dtype: Of engines that are given by name: float32 if not given.
         decode: Number of decoding steps after each prompt that are compared too.
         greedy: Number of greedy tokens to compare; only with one row.
@@ -50,7 +51,7 @@ def check(
     Raises:
         ParityError: The checkpoint, an engine, the prompt or the token ids cannot be used.
     """
-    prompts = _prompts(token_ids, prompt)
+    prompts = _prompts(token_ids, prompt, padding, pad_token)
     source = locate(str(checkpoint)) if str(checkpoint).startswith("package:") else checkpoint
     subject = load_subject(source)
     listed = isinstance(engine, Sequence) and not isinstance(engine, str)
@@ -64,11 +65,14 @@ def check(
         greedy=greedy,
         decode=decode,
     )
-    return compare(subject, engines, [_tokens(subject, p) for p in prompts], case)
+    return compare(subject, engines, [tokens_of(subject, p) for p in prompts], case)
 
 
 def _prompts(
-    token_ids: Sequence[Sequence[int]] | None, prompt: str | Mapping[str, str] | None
+    token_ids: Sequence[Sequence[int]] | None,
+    prompt: str | Mapping[str, str] | None,
+    padding: str | None,
+    pad_token: int | None,
 ) -> tuple[Prompt, ...]:
     if (token_ids is None) == (prompt is None):
         raise UsageError(
@@ -79,14 +83,12 @@ def _prompts(
         )
     if token_ids is not None:
         rows = tuple(tuple(int(token) for token in row) for row in token_ids)
-        return (Prompt(name="tokens", token_ids=rows),)
+        return (Prompt("tokens", token_ids=rows, padding=padding, pad_token=pad_token),)
     texts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt or {})
-    return tuple(Prompt(name=name, text=text) for name, text in texts.items())
-
-
-def _tokens(subject: Subject, prompt: Prompt) -> NDArray[np.int64]:
-    rows = prompt.token_ids or (encode(subject.checkpoint, prompt.text or ""),)
-    return np.array(rows, dtype=np.int64)
+    return tuple(
+        Prompt(name, text=text, padding=padding, pad_token=pad_token)
+        for name, text in texts.items()
+    )
 
 
 def _engine(given: Any, subject: Subject, dtype: str | None) -> Engine:

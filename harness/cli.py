@@ -87,6 +87,10 @@ def run(
         list[str] | None,
         typer.Option("--tokens", help='Token ids to run on: "1,2,3"; ";" starts another row.'),
     ] = None,
+    padding: Annotated[
+        str | None,
+        typer.Option(help="left or right: where shorter rows of --tokens are filled up."),
+    ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option("--engine", "-e", help="hf:eager, hf:sdpa, reference; may be given again."),
@@ -126,7 +130,7 @@ def run(
     outputs = Outputs(json_file, None if no_report else report_dir)
     codes: list[int] = []
     with reported(codes, debug=debug):
-        loaders = _loaders(cases or [], prompt or [], tokens or [], given)
+        loaders = _loaders(cases or [], prompt or [], tokens or [], padding, given)
         _check_json(json_file, len(loaders))
         for load in loaders:
             with reported(codes, debug=debug):
@@ -184,16 +188,27 @@ def _run_case(case: "Case", progress: Callable[[str, int, int], None]) -> "RunRe
 
 
 def _loaders(
-    paths: list[Path], texts: list[str], tokens: list[str], given: dict[str, Any]
+    paths: list[Path],
+    texts: list[str],
+    tokens: list[str],
+    padding: str | None,
+    given: dict[str, Any],
 ) -> list[Callable[[], "Case"]]:
     """One function a case, so that a case that cannot be loaded fails alone."""
     from .case import Case, Prompt
 
     prompts = [Prompt(f"prompt-{i}", text=text) for i, text in enumerate(texts, start=1)]
     prompts += [
-        Prompt(f"tokens-{i}", token_ids=parse_tokens(text))
+        Prompt(f"tokens-{i}", token_ids=parse_tokens(text), padding=padding)
         for i, text in enumerate(tokens, start=1)
     ]
+    if padding is not None and not tokens:
+        raise UsageError(
+            "--padding",
+            expected="--tokens beside it",
+            found="none",
+            advice='write --tokens "1,2,3;4,5" --padding left; a case file has padding = "left"',
+        )
     if prompts:
         given = {**given, "prompts": tuple(prompts)}
     if paths:

@@ -19,7 +19,13 @@ _BLOCK = 1 << 15
 _SAMPLES = 1 << 13
 
 
-def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: int = 0) -> Element:
+#: Position of the first query of a chunk in the whole sequence: one for all rows, or [B].
+Start = int | NDArray[np.int64]
+
+
+def locate(
+    axes: str, flat: int, reference: Array, candidate: Array, *, start: Start = 0
+) -> Element:
     """Describe one element of a tap.
 
     Args:
@@ -27,16 +33,18 @@ def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: i
         flat: Index into the flattened arrays.
         reference: The reference's array.
         candidate: The candidate's array, of the same shape.
-        start: Position of the first query of this chunk in the whole sequence.
+        start: Position of the first query of this chunk in the whole sequence; of each row where
+            rows are padded.
     """
     index = tuple(int(i) for i in np.unravel_index(flat, reference.shape))
     where = dict(zip(axes, index, strict=True)) if len(axes) == len(index) else {}
     position = where.get("T", where.get("S"))
+    first = int(start[where["B"]]) if isinstance(start, np.ndarray) and "B" in where else start
     value = float(candidate[index])
     return Element(
         index=index,
         axes=axes,
-        position=None if position is None else position + (start if "T" in where else 0),
+        position=None if position is None else position + (int(first) if "T" in where else 0),
         head=where.get("H", where.get("K")),
         element=index[-1] if index else None,
         reference=float(reference[index]),
@@ -44,7 +52,14 @@ def locate(axes: str, flat: int, reference: Array, candidate: Array, *, start: i
     )
 
 
-def difference(reference: Array, candidate: Array, axes: str, *, start: int = 0) -> Difference:
+def difference(
+    reference: Array,
+    candidate: Array,
+    axes: str,
+    *,
+    start: Start = 0,
+    counted: Array | None = None,
+) -> Difference:
     """Measure ``candidate - reference``, elementwise.
 
     Args:
@@ -53,12 +68,14 @@ def difference(reference: Array, candidate: Array, axes: str, *, start: int = 0)
         candidate: The candidate's values, of the same shape.
         axes: Axis letters.
         start: Position of the first query of this chunk.
+        counted: Booleans of the same shape, true where a value means something; None for all.
 
     Returns:
         The difference; ``max_abs`` is NaN or infinite if a value on either side is.
     """
     worst, largest, total, magnitude, over = 0, -1.0, 0.0, 0.0, 0
-    for start_of_block, *pair in _blocks(reference, candidate):
+    kept, flat = _counted(counted, reference, candidate)
+    for start_of_block, *pair in _blocks(*flat):
         x, y = map(_wide, pair)
         error = np.subtract(y, x)
         np.abs(error, out=error)
@@ -71,11 +88,13 @@ def difference(reference: Array, candidate: Array, axes: str, *, start: int = 0)
             over += int(np.count_nonzero(error > TOLERANCE))
     return Difference(
         max_abs=largest,
-        mean_abs=total / reference.size,
+        mean_abs=total / flat[0].size,
         magnitude=magnitude,
         over=over,
-        count=reference.size,
-        worst=locate(axes, worst, reference, candidate, start=start),
+        count=flat[0].size,
+        worst=locate(
+            axes, worst if kept is None else int(kept[worst]), reference, candidate, start=start
+        ),
     )
 
 
@@ -87,7 +106,8 @@ def local_error(
     *,
     roundoff: float = 1.0,
     underflow: float = 0.0,
-    start: int = 0,
+    start: Start = 0,
+    counted: Array | None = None,
     inherited_bound: bool = False,
 ) -> LocalError:
     """Measure the error that one op adds, in rounding units.
@@ -101,14 +121,16 @@ def local_error(
         roundoff: Unit roundoff of the candidate's dtype.
         underflow: Absolute error that it may make near zero.
         start: Position of the first query of this chunk.
+        counted: As in :func:`difference`.
         inherited_bound: Whether the unit came through ops that were not tapped.
 
     Returns:
         The error; ``units`` is NaN or infinite if a value on either side is, or the unit.
     """
     worst, largest, over, samples = 0, -1.0, 0, []
-    step = max(1, expected.size // _SAMPLES)
-    for start_of_block, x, y, size in _blocks(expected, found, unit):
+    kept, flat = _counted(counted, expected, found, unit)
+    step = max(1, flat[0].size // _SAMPLES)
+    for start_of_block, x, y, size in _blocks(*flat):
         absolute = size * unit.dtype.type(roundoff)
         absolute += unit.dtype.type(underflow)
         error = np.subtract(_wide(y), _wide(x))
@@ -121,6 +143,7 @@ def local_error(
         if not units[at] <= UNIT_LIMIT:
             over += int(np.count_nonzero(units > UNIT_LIMIT))
         samples.append(units[::step])
+    worst = worst if kept is None else int(kept[worst])
     index = np.unravel_index(worst, expected.shape)
     return LocalError(
         units=largest,
@@ -136,6 +159,14 @@ def local_error(
 def _wide(block: Array) -> Array:
     """A block in a dtype that differences can be taken in."""
     return block.astype(np.float32) if block.dtype.itemsize < 4 else block
+
+
+def _counted(counted: Array | None, *arrays: Array) -> tuple[NDArray[np.intp] | None, list[Array]]:
+    """Flat arrays at the elements that count, with where those are; None if all do."""
+    if counted is None:
+        return None, [*arrays]
+    at = np.flatnonzero(np.broadcast_to(counted, arrays[0].shape))
+    return at, [array.reshape(-1)[at] for array in arrays]
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[Any, ...]]:
@@ -188,16 +219,23 @@ def common_positions(axes: str, a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def pair_difference(
-    a: str, values_a: Array, b: str, values_b: Array, chunk: int, tap: str
+    a: str,
+    values_a: Array,
+    b: str,
+    values_b: Array,
+    chunk: int,
+    tap: str,
+    counted: Array | None = None,
 ) -> PairDifference:
     """Measure two candidates' values of one tap, of one shape, against each other."""
     largest, total = 0.0, 0.0
-    for _, x, y in _blocks(values_a, values_b):
+    _, flat = _counted(counted, values_a, values_b)
+    for _, x, y in _blocks(*flat):
         error = np.subtract(_wide(y), _wide(x))
         np.abs(error, out=error)
         largest = max(largest, float(error.max()))
         total += float(error.sum())
-    return PairDifference(a, b, chunk, tap, largest, total / values_a.size)
+    return PairDifference(a, b, chunk, tap, largest, total / flat[0].size)
 
 
 def worst_nonfinite(candidate: Array) -> int | None:

@@ -3,18 +3,22 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .engines.protocol import Engine, TokenIds
+from .engines.protocol import Engine, TokenIds, begin
+from .padding import Padding
 from .references_seam import model as models
 from .references_seam import step as seam
 
 
-def greedy(engine: Engine, token_ids: TokenIds, count: int) -> NDArray[np.int64]:
+def greedy(
+    engine: Engine, token_ids: TokenIds, count: int, *, padding: Padding | None = None
+) -> NDArray[np.int64]:
     """The ``count`` tokens that an engine chooses after a prompt, one by one with its cache.
 
     Args:
         engine: The engine.
         token_ids: [B, T].
         count: Number of tokens.
+        padding: Where the prompt has pads.
 
     Returns:
         [B, count]; of equal logits the first is chosen.
@@ -22,12 +26,15 @@ def greedy(engine: Engine, token_ids: TokenIds, count: int) -> NDArray[np.int64]
     if count == 0:
         return np.zeros((token_ids.shape[0], 0), dtype=np.int64)
     chosen: list[NDArray[np.int64]] = []
-    with engine.open(cache=count > 1) as session:
+    last = -1 if padding is None else padding.last
+    with begin(engine, cache=count > 1, padding=padding) as session:
         tokens = token_ids
         for _ in range(count):
             logits = session.feed(tokens)
-            tokens = np.argmax(logits[:, -1].astype(np.float64), axis=-1)[:, None]
+            following = logits[np.arange(len(logits)), last]  # [B, V]
+            tokens = np.argmax(following.astype(np.float64), axis=-1)[:, None]
             chosen.append(tokens)
+            last = -1
     return np.concatenate(chosen, axis=1)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from .engines.protocol import Described, Engine, TokenIds
+from .padding import Padding
 from .replay.source import EngineSource, TapSource
 from .result import EngineInfo
 
@@ -16,11 +17,14 @@ Array = NDArray[Any]
 class Participant(Described, Protocol):
     """One side of a comparison, whatever its taps come from."""
 
-    def source(self, chunks: Sequence[TokenIds]) -> AbstractContextManager[TapSource]:
+    def source(
+        self, chunks: Sequence[TokenIds], padding: Padding | None = None
+    ) -> AbstractContextManager[TapSource]:
         """Its taps of these forward passes, one after another on one cache.
 
         Args:
             chunks: Token ids [B, T] of each forward pass.
+            padding: Where the prompt has pads, None for nowhere.
         """
         ...
 
@@ -55,6 +59,8 @@ class RunningEngine:
         """What ran."""
         return self.engine.info()
 
-    def source(self, chunks: Sequence[TokenIds]) -> AbstractContextManager[TapSource]:
+    def source(
+        self, chunks: Sequence[TokenIds], padding: Padding | None = None
+    ) -> AbstractContextManager[TapSource]:
         """Run the engine in a thread of its own."""
-        return EngineSource(self.engine, chunks)
+        return EngineSource(self.engine, chunks, padding)

@@ -1,16 +1,17 @@
 """From a prompt to token ids that the model has room for."""
 
-import numpy as np
+from typing import Any
 
 from .case import Prompt
 from .checkpoint import encode
 from .engines.protocol import TokenIds
 from .errors import UsageError
+from .padding import pad_rows, padding_of
 from .subject import Subject
 
 
 def tokens_of(subject: Subject, prompt: Prompt) -> TokenIds:
-    """Token ids [B, T] of a prompt.
+    """Token ids [B, T] of a prompt, filled up with its pad token where rows are shorter.
 
     Raises:
         UsageError: It has fewer tokens than it is to be cut to, or none.
@@ -18,15 +19,25 @@ def tokens_of(subject: Subject, prompt: Prompt) -> TokenIds:
     rows = prompt.token_ids
     if rows is None:
         rows = (tuple(encode(subject.checkpoint, prompt.text or "")),)
-    length = len(rows[0]) if prompt.length is None else prompt.length
-    if len(rows[0]) < length or length == 0:
+    length, shortest = prompt.length, min(map(len, rows))
+    if shortest < (length or 1):
         raise UsageError(
             f"prompt {prompt.name!r}",
-            expected=f"at least {max(length, 1)} tokens",
-            found=str(len(rows[0])),
+            expected=f"at least {length or 1} tokens",
+            found=str(shortest),
             advice="give a longer text, or a smaller length",
         )
-    return np.array([row[:length] for row in rows], dtype=np.int64)
+    padding = padding_of(rows, prompt.padding, cut=length)
+    cut = [row[:length] for row in rows]
+    return pad_rows(cut, padding, pad_token(subject, prompt.pad_token))
+
+
+def pad_token(subject: Subject, given: int | None = None) -> int:
+    """The token that rows are filled up with: the given one, the config's, or 0."""
+    if given is not None:
+        return given
+    named: Any = subject.checkpoint.config.get("pad_token_id")
+    return named if type(named) is int and 0 <= named < subject.model.config.vocab else 0
 
 
 def require_room(subject: Subject, name: str, tokens: TokenIds, *, more: int) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from . import ops
 from .cache import KVCache
+from .errors import InputError
 from .rope import Rotation
 from .step import Handle, Op, Step
 from .weights import Weights
@@ -25,30 +26,70 @@ ACTIVATIONS: dict[str, Op] = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One forward pass: some new positions, on top of what a cache holds.
+    """One forward pass: some new columns of a batch, on top of what a cache holds.
 
     Attributes:
-        cache: Holds the positions before; is extended.
-        start: First new position.
-        length: Number of new positions, T.
+        cache: Holds the columns before; is extended.
+        start: First new column.
+        length: Number of new columns, T.
         batch: B.
+        real: [B, start + T], false where a column is padding; None where none is.
     """
 
     cache: KVCache
     start: int
     length: int
     batch: int
+    real: NDArray[np.bool_] | None = None
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """[B, T] positions of the new tokens."""
-        return np.tile(np.arange(self.start, self.start + self.length), (self.batch, 1))
+        """[B, T] positions of the new tokens: the number of tokens before them."""
+        return self._everywhere()[:, self.start :]
+
+    @property
+    def reach(self) -> int:
+        """One more than the last position of this pass, over all rows: what scalings go by."""
+        return int(self.positions.max()) + 1
 
     def keys(self, window: int | None) -> NDArray[np.int64]:
         """[B, S] positions of the keys that :meth:`KVCache.extend` returns."""
-        end = self.start + self.length
-        first = 0 if window is None else max(0, self.start - window + 1)
-        return np.tile(np.arange(first, end), (self.batch, 1))
+        return self._everywhere()[:, self._first(window) :]
+
+    def real_keys(self, window: int | None) -> NDArray[np.bool_] | None:
+        """[B, S], false where such a key is padding; None where none is.
+
+        Raises:
+            InputError: Tokens on both sides of padding, and a window shorter than all of it.
+        """
+        if self.real is None:
+            return None
+        if window is not None and window < self.real.shape[1] and _has_gap(self.real):
+            raise InputError(
+                "padding",
+                expected=f"padding before all tokens, as a window of {window} slides over them",
+                found="padding between tokens",
+                advice="pad on the left to decode, or decode nothing: caches with a window count "
+                "columns, and padding in between pushes tokens out",
+            )
+        return self.real[:, self._first(window) :]
+
+    def _everywhere(self) -> NDArray[np.int64]:
+        """[B, start + T] positions of all columns so far."""
+        if self.real is None:
+            return np.tile(np.arange(self.start + self.length), (self.batch, 1))
+        before: NDArray[np.int64] = np.cumsum(self.real, axis=1) - 1
+        return np.maximum(before, 0, out=before)
+
+    def _first(self, window: int | None) -> int:
+        """First column whose key is still held."""
+        return 0 if window is None else max(0, self.start - window + 1)
+
+
+def _has_gap(real: NDArray[np.bool_]) -> bool:
+    """Whether a row has padding between tokens."""
+    begins = real[:, 1:] & ~real[:, :-1]
+    return bool(np.any(np.count_nonzero(begins, axis=1) + real[:, 0] > 1))
 
 
 def project_qkv(
@@ -114,12 +155,14 @@ def attend(
         [B, H, T, D].
     """
     keys, values = chunk.cache.extend(step, at, layer, k, v, length=chunk.length, window=window)
+    real = chunk.real_keys(window)
     mask = step(
         f"{at}.mask",
         ops.visible,
         queries=chunk.positions,
         keys=chunk.keys(window),
         window=window,
+        **({} if real is None else {"real": real}),
     )
     scores = step(f"{at}.scores", ops.scores, q, keys, scale=scale)
     if softcap is not None:

@@ -1,15 +1,19 @@
 """A KV cache whose position is its length, so that the two cannot disagree."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from . import ops
 from .errors import CacheError
 from .step import Handle, Step
 
 
 class KVCache:
-    """Keys and values of every layer of one sequence, or of a batch of equal length.
+    """Keys and values of every layer of one sequence, or of a batch.
 
     The only way to a new sequence is a new cache. Whoever goes on with one says at which position;
-    it must be the number of positions that the cache holds.
+    it must be the number of positions that the cache holds. In a batch that is padded a position
+    of the cache is a column of the batch, and the cache remembers which columns hold tokens.
 
     Args:
         layers: Number of decoder layers.
@@ -20,6 +24,7 @@ class KVCache:
         self._values: list[Handle | None] = [None] * layers
         self._lengths = [0] * layers
         self._batch = 0
+        self._real: NDArray[np.bool_] | None = None
 
     @property
     def length(self) -> int:
@@ -54,6 +59,23 @@ class KVCache:
                 advice="feed every sequence of the batch, or begin new ones with a new cache",
             )
         self._batch = batch
+
+    def note(self, real: NDArray[np.bool_] | None, *, length: int) -> NDArray[np.bool_] | None:
+        """Remember which new columns hold tokens.
+
+        Args:
+            real: [B, T], None for all.
+            length: T.
+
+        Returns:
+            [B, N] of all columns, the new ones included; None where all hold tokens.
+        """
+        if self._real is None and (real is None or real.all()):
+            return None
+        before = np.ones((self._batch, self.length), dtype=bool)
+        new = np.ones((self._batch, length), dtype=bool) if real is None else real
+        self._real = np.concatenate([before if self._real is None else self._real, new], axis=1)
+        return self._real
 
     def extend(
         self,

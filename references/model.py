@@ -15,6 +15,9 @@ from .weights import Weights
 
 TokenIds = NDArray[np.int64]
 
+#: [B, T], true where a column of the batch holds a token and false where it is padding.
+Real = NDArray[np.bool_]
+
 
 class Model:
     """A decoder language model.
@@ -46,28 +49,52 @@ class Model:
         self.derived = self._family.DERIVED
         self._weights = Weights(arrays)
 
-    def prefill(self, step: Step, token_ids: TokenIds) -> tuple[Handle, KVCache]:
-        """Begin a new sequence: token ids [B, T] to logits [B, T, V] and the cache behind them."""
-        cache = KVCache(self.config.layers)
-        return self.extend(step, token_ids, cache, position=0), cache
+    def prefill(
+        self, step: Step, token_ids: TokenIds, *, real: Real | None = None
+    ) -> tuple[Handle, KVCache]:
+        """Begin a new sequence: token ids [B, T] to logits [B, T, V] and the cache behind them.
 
-    def extend(self, step: Step, token_ids: TokenIds, cache: KVCache, *, position: int) -> Handle:
+        Args:
+            step: Makes every intermediate.
+            token_ids: [B, T] integers.
+            real: [B, T], false at padding; None where there is none.
+        """
+        cache = KVCache(self.config.layers)
+        return self.extend(step, token_ids, cache, position=0, real=real), cache
+
+    def extend(
+        self,
+        step: Step,
+        token_ids: TokenIds,
+        cache: KVCache,
+        *,
+        position: int,
+        real: Real | None = None,
+    ) -> Handle:
         """Go on with a sequence: token ids [B, T] to logits [B, T, V].
+
+        Padding changes nothing for tokens: each is at the position that is the number of tokens
+        before it in its row, and reads tokens alone. What comes out at padding means nothing.
 
         Args:
             step: Makes every intermediate.
             token_ids: [B, T] integers.
             cache: Of the sequence so far; is extended.
-            position: Of the first new token. It must be the number of positions in the cache.
+            position: Of the first new token. It must be the number of positions in the cache, of
+                columns where the batch is padded.
+            real: [B, T], false at padding; None where there is none.
 
         Raises:
             CacheError: The position is another than the cache's length, or the batch another size.
-            InputError: Token ids that are no [B, T] array of rows of the embedding.
+            InputError: Token ids that are no [B, T] array of rows of the embedding; padding of
+                another shape, or behind tokens that a window goes back to.
         """
         self.require_tokens(token_ids)
         batch, length = token_ids.shape
+        _require_real(real, token_ids.shape)
         cache.require(position, batch=batch)
-        chunk = Chunk(cache=cache, start=position, length=length, batch=batch)
+        seen = cache.note(real, length=length)
+        chunk = Chunk(cache=cache, start=position, length=length, batch=batch, real=seen)
         return self._family.forward(step, self._weights, self.config, token_ids, chunk)
 
     def require_tokens(self, token_ids: TokenIds) -> None:
@@ -91,3 +118,13 @@ class Model:
                 found=str(low if low < 0 else high),
                 advice="use the tokenizer that belongs to this checkpoint",
             )
+
+
+def _require_real(real: Real | None, shape: tuple[int, ...]) -> None:
+    if real is not None and (real.dtype != np.bool_ or real.shape != shape):
+        raise InputError(
+            "padding",
+            expected=f"booleans of the shape of the token ids, {list(shape)}",
+            found=f"{real.dtype} of shape {list(real.shape)}",
+            advice="say of each token id whether it is a token, true, or padding, false",
+        )

@@ -424,7 +424,7 @@ class Side:
         return EngineInfo(self.name, "test", self.dtype, {})
 
     @contextmanager
-    def source(self, chunks: Any) -> Iterator["Side"]:
+    def source(self, chunks: Any, padding: Any = None) -> Iterator["Side"]:
         yield self
 
     def take(self, chunk: int, tap: str) -> Any:

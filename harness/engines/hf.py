@@ -14,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 
 from ..errors import EngineError, MissingPackageError, UsageError
+from ..padding import Padding
 from ..result import EngineInfo
 from .hf_attention import AttentionTap
 from .hf_hooks import ModuleTaps
@@ -135,8 +136,14 @@ class HFEngine:
         return EngineInfo(self.name, "transformers", self.dtype, detail)
 
     @contextmanager
-    def open(self, *, cache: bool) -> Iterator["HFSession"]:
-        """Begin a new sequence; the model is tapped until it is closed, then as before."""
+    def open(self, *, cache: bool, padding: Padding | None = None) -> Iterator["HFSession"]:
+        """Begin a new sequence; the model is tapped until it is closed, then as before.
+
+        Args:
+            cache: Whether more than one feed will follow.
+            padding: Where the batch has pads. The model is then given an ``attention_mask`` and
+                ``position_ids``, and without padding neither, as most callers do.
+        """
         # Modules are looked up now, not when the engine was made: a caller may have replaced some.
         taps = ModuleTaps(self.model, self._map)
         attention = AttentionTap(taps.attention_layers, self._map)
@@ -146,7 +153,7 @@ class HFEngine:
             stack.enter_context(_rotary_state(self.model))
             stack.enter_context(taps.installed())
             stack.enter_context(attention.installed())
-            yield HFSession(self.model, taps, attention, cache=cache)
+            yield HFSession(self.model, taps, attention, cache=cache, padding=padding)
 
 
 class HFSession:
@@ -159,7 +166,10 @@ class HFSession:
         attention: AttentionTap,
         *,
         cache: bool,
+        padding: Padding | None = None,
     ) -> None:
+        self._padding = padding
+        self._fed = 0
         self._model = model
         self._taps = taps
         self._attention = attention
@@ -179,9 +189,10 @@ class HFSession:
         kwargs: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
             kwargs[cache_argument(self._model)] = self._cache
+        device = next(self._model.parameters()).device
+        kwargs |= self._padding_arguments(token_ids.shape[1], device)
         try:
             with torch.no_grad():
-                device = next(self._model.parameters()).device
                 ids = torch.as_tensor(token_ids, device=device)
                 logits = to_numpy(self._model(input_ids=ids, **kwargs).logits)
         finally:
@@ -189,6 +200,17 @@ class HFSession:
         if emit is not None:
             emit("logits", logits)
         return logits
+
+    def _padding_arguments(self, length: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """What tells the model of pads: a mask over all columns, and positions of the new ones."""
+        start, self._fed = self._fed, self._fed + length
+        if self._padding is None:
+            return {}
+        real, positions = self._padding.real(0, self._fed), self._padding.positions
+        return {
+            "attention_mask": torch.as_tensor(real.astype(np.int64), device=device),
+            "position_ids": torch.as_tensor(positions(start, self._fed), device=device),
+        }
 
     def _tap_into(
         self, send: Callable[[str, torch.Tensor], None] | None, *, batch: int = 1

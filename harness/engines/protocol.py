@@ -4,13 +4,16 @@ Everything that crosses it is a NumPy array (bfloat16 as :mod:`ml_dtypes` has it
 core of the harness needs no array library of an engine's.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import EngineError
+from ..padding import Padding
 from ..result import EngineInfo
 
 Array = NDArray[Any]
@@ -74,3 +77,40 @@ class Engine(Described, Protocol):
             cache: Whether more than one :meth:`Session.feed` will follow.
         """
         ...
+
+
+class PaddedEngine(Engine, Protocol):
+    """An engine that also runs batches whose rows are of unequal length."""
+
+    def open(
+        self, *, cache: bool, padding: Padding | None = None
+    ) -> AbstractContextManager[Session]:
+        """Begin a new sequence.
+
+        Args:
+            cache: Whether more than one :meth:`Session.feed` will follow.
+            padding: Where the batch has pads, None for nowhere. Tokens are to be computed as if
+                there were none: at the positions that :meth:`Padding.positions` says, reading
+                tokens alone.
+        """
+        ...
+
+
+def begin(
+    engine: Engine, *, cache: bool, padding: Padding | None = None
+) -> AbstractContextManager[Session]:
+    """Begin a new sequence of an engine, padded or not.
+
+    Raises:
+        EngineError: There is padding, and the engine takes none.
+    """
+    if padding is None:
+        return engine.open(cache=cache)
+    if "padding" not in inspect.signature(engine.open).parameters:
+        raise EngineError(
+            f"engine {engine.name}",
+            expected="an engine that runs padded batches: open(*, cache, padding)",
+            found="one whose open takes no padding",
+            advice="give the rows as prompts of their own, or teach the engine to take padding",
+        )
+    return cast(PaddedEngine, engine).open(cache=cache, padding=padding)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..padding import Padding
 from ..references_seam import cache as caches
 from ..references_seam import model as models
 from ..references_seam import step as seam
@@ -59,17 +60,20 @@ class ReferenceEngine:
         return EngineInfo(self.name, "reference", self.dtype, detail)
 
     @contextmanager
-    def open(self, *, cache: bool) -> Iterator["ReferenceSession"]:
+    def open(self, *, cache: bool, padding: Padding | None = None) -> Iterator["ReferenceSession"]:
         """Begin a new sequence."""
-        yield ReferenceSession(self._model, np.dtype(NUMPY_DTYPES[self.dtype]))
+        yield ReferenceSession(self._model, np.dtype(NUMPY_DTYPES[self.dtype]), padding)
 
 
 class ReferenceSession:
     """One sequence in the reference. It always has a cache; its length is the position."""
 
-    def __init__(self, model: models.Model, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, model: models.Model, dtype: np.dtype[Any], padding: Padding | None = None
+    ) -> None:
         self._model = model
         self._dtype = dtype
+        self._padding = padding
         self._cache: caches.KVCache | None = None
 
     def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
@@ -77,11 +81,14 @@ class ReferenceSession:
         step: seam.Step = seam.Compute(self._lift, self._dtype)
         if emit is not None:
             step = _Emitting(step, emit)
+        start = 0 if self._cache is None else self._cache.length
+        real = None
+        if self._padding is not None:
+            real = self._padding.real(start, start + token_ids.shape[1])
         if self._cache is None:
-            logits, self._cache = self._model.prefill(step, token_ids)
+            logits, self._cache = self._model.prefill(step, token_ids, real=real)
         else:
-            position = self._cache.length
-            logits = self._model.extend(step, token_ids, self._cache, position=position)
+            logits = self._model.extend(step, token_ids, self._cache, position=start, real=real)
         return np.asarray(logits)
 
     def _lift(self, weight: seam.Weight) -> Array:

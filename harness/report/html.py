@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..result import Comparison, PromptResult, RunResult, TapStatus
+from ..result import Comparison, Element, PromptResult, RunResult, TapStatus
 from ..taps import split
 from . import wording
 
@@ -64,16 +64,24 @@ def _finalize(value: object) -> object:
 
 
 def _marked(result: RunResult) -> set[tuple[str, int | None]]:
-    """Prompts and positions that a divergence points at."""
+    """Prompts and columns of their rows that a divergence points at."""
     marked = set()
+    chunks = {prompt.name: prompt.chunks for prompt in result.prompts}
     for candidate in result.candidates:
         divergence = candidate.first_divergence
         if divergence is None:
             continue
         worst = divergence.comparison.local or divergence.comparison.difference
         if worst is not None:
-            marked.add((divergence.prompt, worst.worst.position))
+            before = sum(chunks.get(divergence.prompt, ())[: divergence.chunk])
+            marked.add((divergence.prompt, _column(worst.worst, before)))
     return marked
+
+
+def _column(element: Element, before: int) -> int | None:
+    """Where an element's query stands in its row, pads included."""
+    at = element.axes.find("T")
+    return element.position if at < 0 else before + element.index[at]
 
 
 def _maps(prompt: PromptResult, result: RunResult) -> list[Map]:

@@ -295,11 +295,13 @@ def greedy(pair: LogitsPair, prompt: PromptResult) -> str:
 
 
 def prompt_title(prompt: PromptResult) -> str:
-    """``hello (5 tokens, 2 decoding steps)``."""
+    """``hello (5 tokens, 2 decoding steps)``, ``a (2 rows of 7 tokens, padded left by 0, 3)``."""
     rows = len(prompt.token_ids)
     tokens = count(max((len(row) for row in prompt.token_ids), default=0), "token")
     steps = len(prompt.chunks) - 1
     parts = [tokens if rows <= 1 else f"{rows} rows of {tokens}"]
+    if prompt.padding:
+        parts.append(f"padded {prompt.padding} by {', '.join(map(str, prompt.pads))}")
     if steps > 0:
         parts.append(count(steps, "decoding step"))
     return f"{prompt.name} ({', '.join(parts)})"

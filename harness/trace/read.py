@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..engines.protocol import TokenIds
 from ..errors import NotComparableError, UsageError
+from ..padding import Padding
 from ..replay.source import LastPositions
 from ..result import EngineInfo
 from ..taps import axes_of, split
@@ -76,12 +77,21 @@ class Trace:
         return EngineInfo(self.name, engine.kind, engine.dtype, detail)
 
     @contextmanager
-    def source(self, chunks: Sequence[TokenIds]) -> Iterator["TraceSource"]:
+    def source(
+        self, chunks: Sequence[TokenIds], padding: Padding | None = None
+    ) -> Iterator["TraceSource"]:
         """The taps, for a comparison on the token ids that the trace is of.
 
         Raises:
-            NotComparableError: The comparison is on other tokens.
+            NotComparableError: The comparison is on other tokens, or is padded.
         """
+        if padding is not None:
+            raise NotComparableError(
+                str(self.path),
+                expected="a comparison without padding, as a trace file cannot say where pads are",
+                found=f"rows padded on the {padding.side}",
+                advice="trace each row by itself",
+            )
         own = self.chunks
         same = len(own) == len(chunks)
         if not same or any(not np.array_equal(a, b) for a, b in zip(own, chunks, strict=True)):

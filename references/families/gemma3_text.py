@@ -167,7 +167,7 @@ def _layer(
 ) -> Handle:
     """One decoder layer: the residual stream [B, T, C] to the stream after it."""
     decoder, kind = config.decoder, config.kinds[index]
-    rotation = config.ropes[kind].at(chunk.start + chunk.length)
+    rotation = config.ropes[kind].at(chunk.reach)
     tap, at = f"layers.{index}", f"model.layers.{index}"
     attn, proj = f"{tap}.attn", f"{at}.self_attn"
     normed = partial(_norm, step, weights, eps=decoder.eps)

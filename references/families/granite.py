@@ -110,7 +110,7 @@ def _layer(
     step: Step, weights: Weights, config: Config, x: Handle, chunk: Chunk, index: int
 ) -> Handle:
     """One decoder layer: the residual stream [B, T, C] to the stream after it."""
-    decoder, rotation = config.decoder, config.rope.at(chunk.start + chunk.length)
+    decoder, rotation = config.decoder, config.rope.at(chunk.reach)
     heads, kv_heads, eps = decoder.heads, decoder.kv_heads, decoder.eps
     activation, factor = ACTIVATIONS[decoder.activation], config.residual_multiplier
     tap, at = f"layers.{index}", f"model.layers.{index}"

@@ -75,7 +75,7 @@ def forward(
     step: Step, weights: Weights, config: Config, token_ids: Handle, chunk: Chunk
 ) -> Handle:
     """One forward pass: token ids [B, T] to logits [B, T, V]."""
-    decoder, rotation = config.decoder, config.rope.at(chunk.start + chunk.length)
+    decoder, rotation = config.decoder, config.rope.at(chunk.reach)
     heads, kv_heads, eps = decoder.heads, decoder.kv_heads, decoder.eps
     activation = ACTIVATIONS[decoder.activation]
 

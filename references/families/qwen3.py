@@ -107,7 +107,7 @@ def forward(
     step: Step, weights: Weights, config: Config, token_ids: Handle, chunk: Chunk
 ) -> Handle:
     """One forward pass: token ids [B, T] to logits [B, T, V]."""
-    decoder, rotation = config.decoder, config.rope.at(chunk.start + chunk.length)
+    decoder, rotation = config.decoder, config.rope.at(chunk.reach)
     heads, kv_heads = decoder.heads, decoder.kv_heads
     activation = ACTIVATIONS[decoder.activation]
     eps, scale = decoder.eps, decoder.head_dim**-0.5
