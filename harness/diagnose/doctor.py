@@ -191,6 +191,7 @@ class Doctor:
             facts=self._facts,
             chunk=comparison.chunk,
             dtype=node.call.precision.name,
+            nearby=failure.nearby,
         )
 
 

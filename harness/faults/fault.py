@@ -68,6 +68,8 @@ class Site:
         facts: What else may be looked up.
         chunk: 0 for the prompt, 1 and up for decoding steps.
         dtype: Of the candidate.
+        nearby: What the candidate has in the same layer, by the kind of tap, and as ``input`` what
+            the layer is given; large values are left out.
     """
 
     tap: str
@@ -77,6 +79,7 @@ class Site:
     facts: Facts
     chunk: int = 0
     dtype: str = "float32"
+    nearby: Mapping[str, Operand] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:

@@ -8,9 +8,9 @@ each parameter is lifted to float64 once for all lanes.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -43,12 +43,18 @@ Array = NDArray[Any]
 
 _T = TypeVar("_T")
 
+#: Values of each candidate by the kind of tap.
+_Nearby = list[dict[str, Operand]]
+
 #: Comparisons that go on behind the walk hold at most so many float64 numbers (256 MiB). Results
 #: of more, logits of long prompts, are looked at one candidate after another.
 _LARGE = 1 << 25
 
 #: Ops on fewer elements are not worth a thread.
 _SMALL = 1 << 16
+
+#: Values of more elements (8 MiB) are not kept for who looks for a cause.
+_KEPT = 1 << 20
 
 #: Number of taps whose comparison may be behind the walk.
 _BEHIND = 6
@@ -72,12 +78,15 @@ class Replayed:
         made: The op and its evaluation in float64 on the candidate's own inputs.
         found: What the candidate has; of another shape where the status says so.
         counted: Booleans of its shape, true where a value means something; None for everywhere.
+        nearby: What it has in the same layer, by the kind of tap, and as ``input`` what the layer
+            is given. Large values are not kept.
     """
 
     comparison: Comparison
     made: Made
     found: Array
     counted: Booleans | None = None
+    nearby: Mapping[str, Operand] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,8 @@ class Lockstep:
         self._measure = measure
         self._on_layer = on_layer
         self._layer: int | None = None
+        self._nearby: _Nearby = [{} for _ in candidates]
+        self._nearby_era: tuple[int, int | None] | None = None
         self._chunk = 0
         self._start = 0
         self._order = 0
@@ -179,6 +190,7 @@ class Lockstep:
             Call(Operand(output), lane, constants, rounding)
             for output, lane, rounding in zip(outputs, lanes[1:], self._precisions, strict=True)
         ]
+        self._enter(lanes[1:])
         weights = [x for x in inputs if isinstance(x, seam.Weight)]
         taken: list[Taken | None] = [None] * len(calls)
         if tap is not None:
@@ -188,6 +200,7 @@ class Lockstep:
             taken = [*had]
         made = [Made(tap, op, call, self._era) for call in calls]
         operands = self._map(work, proceed, made, taken)
+        self._keep(tap, operands)
         return Bundle((Operand(truth), *operands))
 
     def _map(self, work: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -238,9 +251,25 @@ class Lockstep:
             _begin(beside, _pair, a, found[a], b, found[b], place, tap)
             for a, b in combinations(found, 2)
         ]
-        self._pending.append(_Pending(tap, op, place, truth, size, outcomes, pairs))
+        nearby = self._nearby
+        self._pending.append(_Pending(tap, op, place, truth, size, outcomes, pairs, nearby))
         if size > _LARGE:
             self._settle_all()  # nothing of it may be held any longer
+
+    def _enter(self, lanes: Sequence[tuple[Operand | None, ...]]) -> None:
+        """Begin to keep the values of a layer, with what it is given."""
+        if self._era != self._nearby_era:
+            self._nearby, self._nearby_era = [{} for _ in lanes], self._era
+            if self._layer is not None:
+                self._keep("input", [inputs[0] for inputs in lanes if inputs[0] is not None])
+
+    def _keep(self, tap: str | None, made: Sequence[Operand]) -> None:
+        """Keep what each candidate has there; what is kept of earlier taps stays."""
+        if tap is None or self._on_failure is None:
+            return
+        for held, operand in zip(self._nearby, made, strict=True):
+            if operand.value.size <= _KEPT:
+                held[split(tap).kind] = operand
 
     def _watch_layer(self, tap: str | None) -> None:
         layer = None if tap is None else split(tap).layer
@@ -275,7 +304,7 @@ class Lockstep:
     def _settle(self, pending: "_Pending") -> None:
         """Keep what a report needs of one tap and forget the rest."""
         outcomes = [outcome() for outcome in pending.outcomes]
-        for outcome in outcomes:
+        for outcome, nearby in zip(outcomes, pending.nearby, strict=True):
             comparison = outcome.comparison
             found = outcome.misshapen if outcome.found is None else outcome.found
             self._record.comparisons.append(comparison)
@@ -284,7 +313,7 @@ class Lockstep:
                 counted = None
                 if outcome.found is not None:
                     counted = pending.place.counted(pending.tap, found.shape)
-                self._on_failure(Replayed(comparison, made, found, counted))
+                self._on_failure(Replayed(comparison, made, found, counted, nearby))
         self._record.pairs += [pair() for pair in pending.pairs]
         if pending.tap == "logits":
             seen = {o.comparison.candidate: o.found for o in outcomes if o.found is not None}
@@ -301,6 +330,7 @@ class _Pending:
         size: About how many float64 numbers it holds.
         outcomes: Wait for the comparison of each candidate.
         pairs: Wait for that of each two candidates.
+        nearby: What each candidate has in the same layer.
     """
 
     tap: str
@@ -310,6 +340,7 @@ class _Pending:
     size: int
     outcomes: list[Callable[[], Outcome]]
     pairs: list[Callable[[], PairDifference]]
+    nearby: _Nearby
 
 
 def _begin(
