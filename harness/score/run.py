@@ -58,6 +58,7 @@ def try_plants(
             yield outcome(
                 result,
                 engine.name,
+                alike=plant.alike,
                 fault=plant.fault,
                 plant=plant.name,
                 family=str(model.config.model_type),

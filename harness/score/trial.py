@@ -21,6 +21,7 @@ class Trial:
         caught: Whether the run did not pass.
         found: Tap that failed first, empty if none.
         named: Ids of the causes that were given for it, the first one first.
+        alike: Ids of faults that give the same numbers on any input.
     """
 
     fault: str
@@ -32,6 +33,7 @@ class Trial:
     caught: bool
     found: str
     named: tuple[str, ...]
+    alike: tuple[str, ...] = ()
 
     @property
     def placed(self) -> bool:
@@ -40,16 +42,18 @@ class Trial:
 
     @property
     def first(self) -> bool:
-        """Whether the planted fault was named first."""
-        return self.placed and self.named[:1] == (self.fault,)
+        """Whether the planted fault was named first, or beside one that is the same in numbers."""
+        same = {self.fault, *self.alike}
+        return self.placed and self.fault in self.named and self.named[0] in same
 
 
-def outcome(result: RunResult, name: str, **planted: str) -> Trial:
+def outcome(result: RunResult, name: str, *, alike: tuple[str, ...] = (), **planted: str) -> Trial:
     """What a run says of one candidate.
 
     Args:
         result: The run.
         name: The candidate.
+        alike: See :class:`Trial`.
         **planted: Attributes of the trial that say what was planted.
     """
     verdict = next(c for c in result.candidates if c.candidate == name)
@@ -58,6 +62,7 @@ def outcome(result: RunResult, name: str, **planted: str) -> Trial:
         caught=verdict.verdict not in _HEALTHY,
         found=found,
         named=_named(result, verdict),
+        alike=alike,
         **planted,
     )
 

@@ -1,10 +1,10 @@
 """All plants, from one module for each group."""
 
-from . import rope
+from . import rope, rope_scaling
 from .plant import Plant
 
 #: Each has ``PLANTS``.
-_MODULES = (rope,)
+_MODULES = (rope, rope_scaling)
 
 
 def plants() -> tuple[Plant, ...]:

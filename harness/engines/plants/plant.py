@@ -173,6 +173,8 @@ class Plant:
         equivalent: Why it changes no number of a model of such a config and dtype, empty if it
             does.
         chunk: Forward pass in which it shows first: 1 for the first decoding step.
+        alike: Ids of faults that give the same numbers in this op on any input, so that either may
+            be named first.
         length: Least number of tokens of the prompt on which it shows.
     """
 
@@ -185,6 +187,7 @@ class Plant:
     reason: Callable[[Any], str] = lambda config: ""
     equivalent: Callable[[Any, str], str] = lambda config, dtype: ""
     chunk: int = 0
+    alike: tuple[str, ...] = ()
     length: int = 2
 
     def tap(self, layer: int, *, fused: bool) -> str:
