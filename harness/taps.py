@@ -1,7 +1,7 @@
 """Names of the intermediates that engines hand over, and the axes of each.
 
 One alphabet for axes: B batch, T query positions, S key positions, H heads, K kv heads, D head
-dim, C model dim, F MLP dim, V vocabulary, P fused projection.
+dim, C model dim, F MLP dim, E experts, V vocabulary, P fused projection.
 """
 
 import re
@@ -19,6 +19,7 @@ AXES = {
     "D": "head element",
     "C": "channel",
     "F": "MLP channel",
+    "E": "expert",
     "V": "vocabulary entry",
     "P": "channel of the fused projection",
 }
@@ -49,6 +50,9 @@ AXES_OF_TAP = {
     "attn_post_norm": "BTC",
     "resid_mid": "BTC",
     "mlp_norm": "BTC",
+    "mlp.router": "BTE",
+    "mlp.chosen": "BTE",
+    "mlp.router_weights": "BTE",
     "mlp.gate": "BTF",
     "mlp.up": "BTF",
     "mlp.fc": "BTF",
@@ -62,6 +66,9 @@ AXES_OF_TAP = {
     "logits_unscaled": "BTV",
     "logits": "BTV",
 }
+
+#: Kinds of taps that are booleans.
+BOOLEAN = frozenset({"attn.mask", "mlp.chosen"})
 
 _LAYERED = re.compile(r"layers\.(\d+)\.(.+)")
 
@@ -114,6 +121,13 @@ def flow_order(tap: str) -> tuple[int, int]:
     if layer is not None:
         return layer, rank
     return (-1 if rank < kinds.index("attn_norm") else 1 << 30), rank
+
+
+def chunk_name(chunk: int, prefill: int = 1) -> str:
+    """A forward pass in words: the prompt, in one pass or in several, then decoding steps."""
+    if chunk >= prefill:
+        return f"decoding step {chunk - prefill + 1}"
+    return "prefill" if prefill == 1 else f"pass {chunk + 1} of {prefill} of the prefill"
 
 
 def format_shape(axes: str, shape: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 Written against the array API standard, so that the same source runs on NumPy and on torch. No op
 knows of a tap, a model or a config. Shapes use one alphabet: B batch, T query positions, S key
-positions, H heads, K kv heads, D head dim, C model dim, F MLP dim, V vocabulary.
+positions, H heads, K kv heads, D head dim, C model dim, F MLP dim, E experts, V vocabulary.
 
 Where the dtype is narrower than float32, norms, rotation, softmax and activations are computed in
 float32 and rounded once, as the papers' authors do; a norm is rounded before its weight is applied.
@@ -10,6 +10,7 @@ Token ids, positions, frequencies and masks may be NumPy arrays, whatever the li
 """
 
 import math
+from collections.abc import Callable
 
 from array_api_compat import array_namespace, device
 
@@ -316,3 +317,58 @@ def softcap(x: Array, *, cap: float) -> Array:
     """``cap * tanh(x / cap)`` (Gemma Team 2024, Gemma 2, section 2, logit soft-capping)."""
     xp = array_namespace(x)
     return _like(cap * xp.tanh(_wide(x) / cap), x)
+
+
+def top_experts(logits: Array, *, count: int) -> Array:
+    """Which experts a token goes to: the ``count`` largest of [B, T, E], as booleans.
+
+    Source: Shazeer et al. 2017, Outrageously Large Neural Networks, equation 5. Softmax keeps the
+    order, so that the logits tell. Of equal ones the first are taken; any others are as good.
+    """
+    xp = array_namespace(logits)
+    order = xp.argsort(-logits, axis=-1, stable=True)
+    return xp.argsort(order, axis=-1, stable=True) < count
+
+
+def expert_weights(logits: Array, chosen: Array, *, normalised: bool) -> Array:
+    """Softmax over all experts, kept where one is chosen: [B, T, E] twice to [B, T, E].
+
+    Source: Fedus et al. 2021, Switch Transformers, equation 1; Jiang et al. 2024, Mixtral of
+    Experts, section 2.1, for weights that are divided by their sum.
+
+    Args:
+        logits: What the router gives.
+        chosen: Booleans, see :func:`top_experts`.
+        normalised: Whether the weights of a token are divided by their sum.
+    """
+    xp = array_namespace(logits)
+    wide = _wide(logits)
+    exponentials = xp.exp(wide - xp.max(wide, axis=-1, keepdims=True))
+    probs = exponentials / xp.sum(exponentials, axis=-1, keepdims=True)
+    kept = xp.where(_beside(chosen, logits), probs, xp.zeros_like(probs))
+    return _like(kept / xp.sum(kept, axis=-1, keepdims=True) if normalised else kept, logits)
+
+
+def experts(x: Array, weights: Array, *matrices: Array, activation: Callable[..., Array]) -> Array:
+    """Weighted sum of what gated MLPs make of each token: [B, T, C] and [B, T, E] to [B, T, C].
+
+    Source: Shazeer et al. 2017, equation 1, with experts as in Shazeer 2020, GLU Variants,
+    equation 6. An expert of weight 0 is not computed.
+
+    Args:
+        x: Input of all experts.
+        weights: Of each expert, see :func:`expert_weights`.
+        *matrices: Gate [F, C], up [F, C] and down [C, F] of the first expert, of the second, ...
+        activation: Applied to the gate.
+    """
+    xp = array_namespace(x)
+    rows = xp.reshape(x, (-1, x.shape[-1]))
+    shares = xp.reshape(weights, (rows.shape[0], -1))
+    total = xp.zeros_like(rows)
+    for expert in range(shares.shape[1]):
+        gate, up, down = matrices[3 * expert : 3 * expert + 3]
+        sent = shares[:, expert] != 0
+        inner = rows[sent]  # [tokens of this expert, C]
+        made = linear(activation(linear(inner, gate)) * linear(inner, up), down)
+        total[sent] = total[sent] + made * shares[sent][:, expert, None]
+    return xp.reshape(total, x.shape)

@@ -40,10 +40,12 @@ OUTER = ("embed", "final_norm", "logits")
 #: What Llama does not have.
 OTHERS = (
     *("pos_embed", "embed_sum", "embed_scaled", "logits_uncapped", "logits_unscaled"),
-    *("attn.qkv", "attn.q_norm", "attn.k_norm"),
+    *("attn.qkv", "attn.q_norm", "attn.k_norm", "mlp.router", "mlp.chosen", "mlp.router_weights"),
     *("attn.scores_capped", "attn_post_norm", "mlp.fc", "mlp_post_norm"),
 )
 LAYERED = tuple(kind for kind in AXES_OF_TAP if kind not in (*OUTER, *OTHERS))
+#: What a layer with experts does not have.
+DENSE = ("mlp.gate", "mlp.up", "mlp.act", "mlp.prod")
 CULPRIT = "layers.1.attn.q_rope"
 INSIDE_SDPA = ("attn.scores", "attn.mask", "attn.probs")
 
@@ -214,6 +216,10 @@ KINDS = {
     "granite": (*OUTER, *LAYERED, "embed_scaled", "logits_unscaled"),
     "llama": (*OUTER, *LAYERED),
     "qwen3": (*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
+    "qwen3_moe": (
+        *(*OUTER, *(kind for kind in LAYERED if kind not in DENSE), "attn.q_norm", "attn.k_norm"),
+        *("mlp.router", "mlp.chosen", "mlp.router_weights"),
+    ),
     "gemma3_text": (
         *(*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
         *("attn_post_norm", "mlp_post_norm"),
@@ -295,6 +301,14 @@ TINY_QWEN3: dict[str, Any] = {
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
 }
 
+#: Sizes of experts are multiples of 8, as the kernels of transformers want them.
+TINY_QWEN3_MOE: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+}
+
 TINY_GEMMA3: dict[str, Any] = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 2.0},
@@ -322,6 +336,7 @@ TINY_OF_FAMILY = {
     "granite": TINY | TINY_GRANITE,
     "llama": TINY,
     "qwen3": TINY | TINY_QWEN3,
+    "qwen3_moe": TINY | TINY_QWEN3_MOE,
     "gemma3_text": TINY | TINY_GEMMA3,
     "gpt2": TINY_GPT2,
 }

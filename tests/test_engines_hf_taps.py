@@ -16,6 +16,7 @@ from harness.engines.hf import to_numpy
 from harness.errors import EngineError, UsageError
 from harness.result import Comparison, TapStatus, Verdict
 from harness.taps import axes_of, split
+from references import families
 
 TOKENS = np.array([[5, 17, 90, 3, 44, 61, 8]])
 SIZES = {"B": 1, "T": 7, "S": 7, "H": 6, "K": 2, "D": 16, "C": 48, "F": 80, "V": 101}
@@ -43,7 +44,9 @@ def comparison(result: RunResult, tap: str) -> Comparison:
 @pytest.mark.parametrize(
     ("attention", "lacking"), [("eager", set()), ("sdpa", FUSED)], ids=["eager", "sdpa"]
 )
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2", "granite"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe"]
+)
 def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
     tiny: Tiny,
     load_model: Load,
@@ -56,7 +59,7 @@ def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
     taps = trace(engine)
     assert set(taps) == {t for t in family_taps(family, 3) if split(t).kind not in lacking}
     assert set(engine.unavailable) == lacking
-    sizes = SIZES | {"P": 3 * 48} | ({"K": 6, "D": 8} if family == "gpt2" else {})
+    sizes = SIZES | {"P": 3 * 48, "E": 8} | ({"K": 6, "D": 8} if family == "gpt2" else {})
     for tap, array in taps.items():
         assert array.shape == tuple(sizes[axis] for axis in axes_of(tap)), tap
 
@@ -318,7 +321,7 @@ def test_engine_refuses_a_model_type_without_a_map(tiny: Tiny, load_model: Load)
     model.config.model_type = "mamba"
     with pytest.raises(
         EngineError,
-        match=r"expected a model_type of gemma3_text, gpt2, granite, llama, qwen3, found 'mamba'",
+        match=rf"expected a model_type of {', '.join(families.names())}, found 'mamba'",
     ):
         HFEngine(model)
 

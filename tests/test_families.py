@@ -151,7 +151,21 @@ GEMMA3: dict[str, dict[str, Any]] = {
     },
 }
 
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite"]
+QWEN3_MOE: dict[str, dict[str, Any]] = {
+    "normalised": {},
+    "not normalised": {"norm_topk_prob": False},
+    "one of few": {"num_experts": 2, "num_experts_per_tok": 1},
+    "all": {"num_experts": 4, "num_experts_per_tok": 4},
+    "many": {"num_experts": 40, "num_experts_per_tok": 8},
+    "windows": {"use_sliding_window": True, "sliding_window": 6},
+    "windows that are not used": {"use_sliding_window": False, "sliding_window": 6},
+    "biases": {"attention_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "free head dim": {"head_dim": 24},
+    "yarn": LLAMA["yarn"],
+}
+
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe"]
 
 
 def run(path: Path, *, batch: int, length: int = 23, decode: int = 3) -> RunResult:
@@ -173,7 +187,13 @@ Require = Callable[..., None]
 def require_healthy(family_taps: Callable[[str, int], set[str]]) -> Require:
     """Agreement at every tap of the family, in every chunk, by every engine."""
 
-    def require(result: RunResult, family: str, *, more: set[str] | None = None) -> None:
+    def require(
+        result: RunResult,
+        family: str,
+        *,
+        more: set[str] | None = None,
+        without: set[str] | None = None,
+    ) -> None:
         for verdict in result.candidates:
             assert verdict.verdict in (Verdict.PASS, Verdict.ROUNDING), verdict.reason
             assert verdict.worst_units is not None
@@ -184,7 +204,7 @@ def require_healthy(family_taps: Callable[[str, int], set[str]]) -> Require:
         assert all(c.status is TapStatus.COMPARED for c in eager)
         for chunk in range(len(result.prompts[0].chunks)):
             taps = {c.tap for c in eager if c.chunk == chunk}
-            assert taps == family_taps(family, 3) | (more or set())
+            assert taps == (family_taps(family, 3) | (more or set())) - (without or set())
 
     return require
 
@@ -208,6 +228,51 @@ def test_granite_agrees_with_transformers(
     tiny: Callable[..., Path], require_healthy: Require, option: str
 ) -> None:
     require_healthy(run(tiny("granite", **GRANITE[option]), batch=1), "granite")
+
+
+@pytest.mark.parametrize("option", QWEN3_MOE)
+def test_qwen3_moe_agrees_with_transformers(
+    tiny: Callable[..., Path], require_healthy: Require, option: str
+) -> None:
+    require_healthy(run(tiny("qwen3_moe", **QWEN3_MOE[option]), batch=1), "qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    ("option", "dense"),
+    [
+        ({"mlp_only_layers": [1]}, {1}),
+        ({"decoder_sparse_step": 2}, {0, 2}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, {0, 1, 2}),
+        ({"mlp_only_layers": [0, 7]}, {0}),
+    ],
+    ids=str,
+)
+def test_layers_without_experts_agree_with_transformers(
+    tiny: Callable[..., Path], require_healthy: Require, option: dict[str, Any], dense: set[int]
+) -> None:
+    result = run(tiny("qwen3_moe", **option), batch=2, length=9)
+    inner = {f"layers.{n}.mlp.{kind}" for n in dense for kind in ("gate", "up", "act", "prod")}
+    routed = {
+        f"layers.{n}.mlp.{kind}" for n in dense for kind in ("router", "chosen", "router_weights")
+    }
+    require_healthy(result, "qwen3_moe", more=inner, without=routed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernel", ["eager", "batched_mm", "grouped_mm"])
+def test_every_way_to_compute_experts_agrees(
+    tiny: Callable[..., Path], kernel: str, dtype: str
+) -> None:
+    path = tiny("qwen3_moe")
+    engine = HFEngine.load(path, dtype=dtype)
+    config: Any = engine.model.config
+    config._experts_implementation = kernel
+    rows = [[5, 17, 90, 3, 44, 61, 8, 29, 73, 12, 1, 55], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 99, 98]]
+    result = check(engine, checkpoint=path, token_ids=rows, decode=2)
+    assert result.verdict in (Verdict.PASS, Verdict.ROUNDING), result.candidates[0].reason
+    units = [c.local.units for c in result.comparisons if c.local and c.op == "experts"]
+    assert len(units) == 3 * 3
+    assert 0.2 < max(units) < 2
 
 
 @pytest.mark.parametrize("option", GPT2)
@@ -254,7 +319,7 @@ def test_a_long_prompt_agrees_with_transformers(
     require_healthy(run(tiny("llama"), batch=1, length=200, decode=1), "llama")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "granite"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "granite", "qwen3_moe"])
 def test_families_read_every_bias(tiny: Callable[..., Path], family: str) -> None:
     subject = load_subject(tiny(family, attention_bias=True))
     biases = [name for name in subject.model.shapes if name.endswith(".bias")]

@@ -116,3 +116,169 @@ def test_a_multiplier_rounded_to_bfloat16_is_placed(tiny: Tiny, load_model: Load
     for layer in model.model.layers:
         layer.residual_multiplier = float(rounded)
     assert_first(run(model, path), "layers.0.resid_mid")
+
+
+# Mixtures of experts: the routers of transformers give logits, weights and indices.
+
+
+def routed(change: Callable[..., Any]) -> Plant:
+    """What the router of layer 1 hands over, changed."""
+
+    def plant(model: Any) -> None:
+        router = model.model.layers[1].mlp.gate
+        forward = router.forward
+        router.forward = lambda x: change(*forward(x))
+
+    return plant
+
+
+def weights_not_normalised(logits: Any, weights: Any, indices: Any) -> Any:
+    probs = torch.softmax(logits.float(), dim=-1).gather(-1, indices)
+    return logits, probs.to(weights.dtype), indices
+
+
+def sigmoid_for_softmax(logits: Any, weights: Any, indices: Any) -> Any:
+    scores = torch.sigmoid(logits).gather(-1, indices)
+    return logits, scores / scores.sum(-1, keepdim=True), indices
+
+
+def weights_in_another_order(logits: Any, weights: Any, indices: Any) -> Any:
+    return logits, weights.flip(-1), indices
+
+
+def smallest_chosen(logits: Any, weights: Any, indices: Any) -> Any:
+    return logits, weights, logits.topk(indices.shape[-1], largest=False).indices
+
+
+def one_less_chosen(logits: Any, weights: Any, indices: Any) -> Any:
+    weights, indices = weights[:, :-1], indices[:, :-1]
+    return logits, weights / weights.sum(-1, keepdim=True), indices
+
+
+def one_token_sent_elsewhere(logits: Any, weights: Any, indices: Any) -> Any:
+    indices = indices.clone()
+    indices[7, -1] = logits[7].argmin()
+    return logits, weights, indices
+
+
+def logits_scaled(logits: Any, weights: Any, indices: Any) -> Any:
+    return logits * 1.0001, weights, indices
+
+
+def in_experts(change: Callable[[Any], None]) -> Plant:
+    def plant(model: Any) -> None:
+        change(model.model.layers[1].mlp.experts)
+
+    return plant
+
+
+def replaced(experts: Any, name: str, value: torch.Tensor) -> None:
+    setattr(experts, name, torch.nn.Parameter(value, requires_grad=False))
+
+
+def gate_and_up_exchanged(experts: Any) -> None:
+    replaced(experts, "gate_up_proj", experts.gate_up_proj.roll(24, dims=1))
+
+
+def experts_in_another_order(experts: Any) -> None:
+    for name in ("gate_up_proj", "down_proj"):
+        replaced(experts, name, getattr(experts, name).roll(1, dims=0))
+
+
+def one_element_moved(experts: Any) -> None:
+    value = experts.down_proj.detach().clone()
+    value[:, 5, 7] += 1e-3
+    replaced(experts, "down_proj", value)
+
+
+def gelu_for_silu(experts: Any) -> None:
+    experts.act_fn = torch.nn.GELU(approximate="tanh")
+
+
+def weight_on_the_way_in(experts: Any) -> None:
+    """Tokens are multiplied by their weight before the expert, not behind it."""
+    forward = experts.forward
+
+    def patched(x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(x)
+        for k in range(indices.shape[-1]):
+            one = torch.ones_like(weights[:, :1])
+            total += forward(x * weights[:, k, None], indices[:, k, None], one)
+        return total
+
+    experts.forward = patched
+
+
+MOE: list[tuple[Plant, str]] = [
+    (routed(logits_scaled), "router"),
+    (routed(smallest_chosen), "chosen"),
+    (routed(one_less_chosen), "chosen"),
+    (routed(one_token_sent_elsewhere), "chosen"),
+    (routed(weights_not_normalised), "router_weights"),
+    (routed(sigmoid_for_softmax), "router_weights"),
+    (routed(weights_in_another_order), "router_weights"),
+    (in_experts(gate_and_up_exchanged), "out"),
+    (in_experts(experts_in_another_order), "out"),
+    (in_experts(one_element_moved), "out"),
+    (in_experts(gelu_for_silu), "out"),
+    (in_experts(weight_on_the_way_in), "out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"), MOE, ids=[f"{kind}-{n}" for n, (_, kind) in enumerate(MOE)]
+)
+def test_fault_of_a_mixture_is_placed(
+    tiny: Tiny, load_model: Load, plant: Plant, kind: str
+) -> None:
+    tap = f"layers.1.mlp.{kind}"
+    require_placed(tiny, load_model, "qwen3_moe", "eager", plant, tap, "")
+
+
+def test_bfloat16_faults_of_a_mixture_are_placed(tiny: Tiny, load_model: Load) -> None:
+    path = tiny("qwen3_moe")
+    for plant, kind in MOE[1:9]:
+        model = load_model(path, dtype="bfloat16")
+        plant(model)
+        assert_first(run(model, path), f"layers.1.mlp.{kind}")
+
+
+def test_a_weight_of_an_expert_is_held_against_the_checkpoint(tiny: Tiny, load_model: Load) -> None:
+    """Packed in the model and single in the file: one element of one expert, by its name there."""
+    path = tiny("qwen3_moe")
+    model = load_model(path)
+    with torch.no_grad():
+        packed = model.model.layers[2].mlp.experts.gate_up_proj
+        packed[3, 24 + 5, 7] += 1e-6
+    result = check(HFEngine(model), checkpoint=path, token_ids=TOKENS)
+    weights = assert_first(result, "layers.2.mlp.out").weights
+    assert [(w.name, w.differing, w.index) for w in weights] == [
+        ("model.layers.2.mlp.experts.3.up_proj.weight", 1, (5, 7))
+    ]
+
+
+def test_equal_experts_may_be_exchanged(tiny: Tiny, load_model: Load, tmp_path: Path) -> None:
+    """Two rows of the router are equal, so that each token ties: either choice is healthy."""
+    path = tiny("qwen3_moe")
+    model = load_model(path)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight[6] = layer.mlp.gate.weight[1]
+    model.save_pretrained(tmp_path)
+    assert run(model, tmp_path).verdict is Verdict.PASS
+
+    def exchanged(logits: Any, weights: Any, indices: Any) -> Any:
+        one, other = indices == 1, indices == 6
+        alone = (one.any(-1, keepdim=True)) ^ (other.any(-1, keepdim=True))
+        assert alone.any()  # one of the two is chosen, the other is not
+        swapped = torch.where(one, 6, torch.where(other, 1, indices))
+        return logits, weights, torch.where(alone, swapped, indices)
+
+    routed(exchanged)(model)
+    result = run(model, tmp_path)
+    assert result.verdict is Verdict.ROUNDING, result.candidates[0].reason
+    chosen = [c for c in result.comparisons if c.tap == "layers.1.mlp.chosen"]
+    assert chosen[0].difference is not None
+    assert chosen[0].difference.max_abs == 1.0  # the choice is another, and is told so
+    assert chosen[0].local is not None
+    assert 0 < chosen[0].local.units < 0.1

@@ -64,11 +64,19 @@ def test_the_check_can_fail() -> None:
 def test_a_family_is_found_by_the_name_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert families.names() == ["gemma3_text", "gpt2", "granite", "llama", "qwen3"]
+    assert families.names() == ["gemma3_text", "gpt2", "granite", "llama", "qwen3", "qwen3_moe"]
     (tmp_path / "planted3.py").write_text('DERIVED = ("planted",)\n')
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     try:
-        assert families.names() == ["gemma3_text", "gpt2", "granite", "llama", "planted3", "qwen3"]
+        assert families.names() == [
+            "gemma3_text",
+            "gpt2",
+            "granite",
+            "llama",
+            "planted3",
+            "qwen3",
+            "qwen3_moe",
+        ]
         assert families.load("planted3").DERIVED == ("planted",)
     finally:
         sys.modules.pop("references.families.planted3", None)
@@ -81,7 +89,7 @@ def test_an_unknown_family_is_refused_with_those_that_are_known(model_type: str)
     with pytest.raises(ConfigError) as caught:
         families.load(model_type)
     assert str(caught.value) == (
-        "config.json: model_type: expected one of gemma3_text, gpt2, granite, llama, qwen3, "
+        f"config.json: model_type: expected one of {', '.join(families.names())}, "
         f"found {model_type!r}: the reference has no such family yet: "
         "add references/families/<model_type>.py"
     )

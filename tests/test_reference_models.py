@@ -203,12 +203,27 @@ def gpt2_arguments(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def qwen3_moe_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    experts = draw(st.integers(2, 9))
+    arguments = rotating_arguments(draw) | {
+        "moe_intermediate_size": draw(st.sampled_from([8, 24])),
+        "num_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "norm_topk_prob": draw(st.booleans()),
+        "use_sliding_window": draw(st.booleans()),
+        "sliding_window": draw(st.integers(2, 15)),
+    }
+    arguments["hidden_size"] = 8 * arguments["num_attention_heads"]  # kernels of experts want it
+    return arguments
+
+
 ARGUMENTS: dict[str, Callable[[st.DrawFn], dict[str, Any]]] = {
     "gemma3_text": gemma3_arguments,
     "gpt2": gpt2_arguments,
     "granite": granite_arguments,
     "llama": llama_arguments,
     "qwen3": qwen3_arguments,
+    "qwen3_moe": qwen3_moe_arguments,
 }
 
 
@@ -296,6 +311,9 @@ FIRST_ROPE = "layers.0.attn.q_rope"
         ("granite", None, {"attention_multiplier": 0.19001}, "layers.0.attn.scores"),
         ("granite", None, {"residual_multiplier": 0.22001}, "layers.0.resid_mid"),
         ("granite", None, {"logits_scaling": 7.7001}, "logits"),
+        ("qwen3_moe", None, {"norm_topk_prob": False}, "layers.0.mlp.router_weights"),
+        ("qwen3_moe", None, {"num_experts_per_tok": 2}, "layers.0.mlp.chosen"),
+        ("qwen3_moe", None, {"num_experts_per_tok": 4}, "layers.0.mlp.chosen"),
         ("qwen3", None, {"rms_norm_eps": 1.2e-5}, "layers.0.attn_norm"),
         ("qwen3", None, {"sliding_window": 7}, "layers.1.attn.mask"),
         ("qwen3", None, {"layer_types": ["sliding_attention"] * 3}, "layers.0.attn.mask"),

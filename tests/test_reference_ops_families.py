@@ -158,3 +158,44 @@ def test_a_factor_is_not_rounded_to_the_dtype() -> None:
     once = torch.from_numpy(p * 12.3).bfloat16()  # 12.3125 as bfloat16 has it
     assert torch.equal(ops.scale(x, factor=12.3), once)
     assert not torch.equal(x * torch.tensor(12.3, dtype=torch.bfloat16), once)
+
+
+def test_top_experts_are_the_largest_and_of_equal_ones_the_first(library: str) -> None:
+    logits = make(library, [[[0.5, 2.0, -1.0, 2.0], [1.0, 1.0, 1.0, 1.0], [-3.0, -2.0, -1.0, 0.0]]])
+    found = np.asarray(ops.top_experts(logits, count=2))
+    assert found.tolist() == [
+        [[False, True, False, True], [True, True, False, False], [False, False, True, True]]
+    ]
+    assert np.asarray(ops.top_experts(logits, count=4)).all()
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_expert_weights_are_a_softmax_over_all_experts(library: str, *, normalised: bool) -> None:
+    logits, p = draw(library, B, T, 5, spread=3.0)
+    chosen = np.random.default_rng(1).random((B, T, 5)) < 0.5
+    chosen[..., 2] = True
+    expected = np.zeros((B, T, 5))
+    for i, t in np.ndindex(B, T):
+        probs = [math.exp(a) / sum(math.exp(b) for b in p[i, t]) for a in p[i, t]]
+        kept = sum(probs[e] for e in range(5) if chosen[i, t, e]) if normalised else 1.0
+        expected[i, t] = [probs[e] / kept if chosen[i, t, e] else 0.0 for e in range(5)]
+    require(library, ops.expert_weights(logits, chosen, normalised=normalised), expected)
+    found = value(ops.expert_weights(logits, chosen, normalised=normalised))
+    assert (found[~chosen] == 0).all()
+
+
+def test_experts_add_up_gated_mlps_by_weight(library: str) -> None:
+    (x, p), (shares, s) = draw(library, B, T, C), draw(library, B, T, 3, seed=1)
+    shares = shares * (shares > 0)
+    s = s * (s > 0)
+    shapes = [(4, C), (4, C), (C, 4)] * 3  # gate, up and down of each
+    drawn = [draw(library, *shape, seed=n, spread=0.4) for n, shape in enumerate(shapes, 2)]
+    matrices = [array for array, _ in drawn]
+    expected = np.zeros((B, T, C))
+    for e in range(3):
+        gate, up, down = (m for _, m in drawn[3 * e : 3 * e + 3])
+        for i, t in np.ndindex(B, T):
+            g, u = gate @ p[i, t], up @ p[i, t]
+            inner = [a / (1 + math.exp(-a)) * b for a, b in zip(g, u, strict=True)]
+            expected[i, t] += s[i, t, e] * (down @ inner)
+    require(library, ops.experts(x, shares, *matrices, activation=ops.silu), expected)

@@ -238,6 +238,28 @@ def make_visible(rng: Random, n: int, kind: str, scale: float) -> Example:
     return Example(ops.visible, (), constants)
 
 
+def make_top_experts(rng: Random, n: int, kind: str, scale: float) -> Example:
+    logits = values(rng, (2, 3, n), kind, scale)
+    return Example(ops.top_experts, (logits,), {"count": int(rng.integers(1, n + 1))})
+
+
+def make_expert_weights(rng: Random, n: int, kind: str, scale: float) -> Example:
+    logits = np.clip(values(rng, (2, 3, n), kind, scale), -80.0, 80.0)
+    chosen = ops.top_experts(logits, count=int(rng.integers(1, n + 1)))
+    return Example(ops.expert_weights, (logits, chosen), {"normalised": bool(rng.integers(2))})
+
+
+def make_experts(rng: Random, n: int, kind: str, scale: float) -> Example:
+    inner, count = min(n, 64), 4
+    weights = rng.uniform(0.1, 1.0, (2, 3, count)) * ops.top_experts(
+        rng.standard_normal((2, 3, count)), count=int(rng.integers(1, count + 1))
+    )
+    shapes = [(inner, n), (inner, n), (n, inner)] * count
+    matrices = [rng.standard_normal(shape) / np.sqrt(shape[1]) for shape in shapes]
+    x = values(rng, (2, 3, n), kind, scale)
+    return Example(ops.experts, (x, weights, *matrices), {"activation": ops.silu})
+
+
 MAKERS: dict[Callable[..., Array], Callable[..., Example]] = {
     ops.embedding: make_embedding,
     ops.extend: make_extend,
@@ -265,6 +287,9 @@ MAKERS: dict[Callable[..., Array], Callable[..., Example]] = {
     ops.gelu_new: make_activation(ops.gelu_new),
     ops.softcap: make_softcap,
     ops.scaled_embedding: make_scaled_embedding,
+    ops.top_experts: make_top_experts,
+    ops.expert_weights: make_expert_weights,
+    ops.experts: make_experts,
 }
 
 
@@ -277,8 +302,7 @@ def examples(draw: st.DrawFn, op: Callable[..., Array], dtype: str) -> Example:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n = draw(st.sampled_from([2, 3, 16, 64, 576, 1536, 2048]))
     kind = draw(st.sampled_from(["plain", "dominant", "cancelling"]))
-    if op is ops.visible:
-        n = min(n, 64)
+    n = min(n, {ops.visible: 64, ops.experts: 576}.get(op, n))
     # float16 holds 6e-8 to 65504: products of values that outweigh the rest must stay below
     scale = draw(st.sampled_from([0.01, 0.1, 0.25] if dtype == "float16" else [1e-4, 1.0, 30.0]))
     example = MAKERS[op](rng, n, kind, scale)
@@ -339,8 +363,35 @@ def torch_norm_from_one(x: torch.Tensor, weight: torch.Tensor, eps: float) -> to
     return (normed * (1.0 + weight.float())).to(x.dtype)
 
 
+def torch_top_experts(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """The largest probabilities, formed in float32."""
+    probs = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    empty = torch.zeros(logits.shape, dtype=torch.bool)
+    return empty.scatter(-1, probs.topk(count, dim=-1).indices, value=True)
+
+
+def torch_expert_weights(
+    logits: torch.Tensor, chosen: torch.Tensor, *, normalised: bool
+) -> torch.Tensor:
+    kept = torch.softmax(logits, dim=-1, dtype=torch.float32) * chosen
+    return (kept / kept.sum(-1, keepdim=True) if normalised else kept).to(logits.dtype)
+
+
+def torch_experts(x: torch.Tensor, weights: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:
+    """Every expert on every token, and a sum that rounds as it goes."""
+    total = torch.zeros_like(x)
+    for expert in reversed(range(weights.shape[-1])):
+        gate, up, down = (m.T for m in matrices[3 * expert : 3 * expert + 3])
+        made = (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
+        total += made * weights[..., expert, None]
+    return total
+
+
 OTHERS: dict[Callable[..., Array], Callable[[Example, list[Any]], torch.Tensor]] = {
     ops.linear: lambda e, x: torch.nn.functional.linear(*x),
+    ops.top_experts: lambda e, x: torch_top_experts(x[0], e.constants["count"]),
+    ops.expert_weights: lambda e, x: torch_expert_weights(*x, **e.constants),
+    ops.experts: lambda e, x: torch_experts(*x),
     ops.rms_norm: lambda e, x: torch_norm(x[0], x[1], e.constants["eps"]),
     ops.rope: lambda e, x: torch_rope(x[0], e.constants),
     ops.masked_softmax: lambda e, x: torch_softmax(*x),
@@ -404,7 +455,7 @@ def test_a_soft_cap_whose_quotient_is_denormal_is_healthy() -> None:
     assert 0.3 < example.measure(found, "float16").units < UNIT_LIMIT / 2
 
 
-ROUNDING = [op for op in MAKERS if op is not ops.visible]
+ROUNDING = [op for op in MAKERS if op not in (ops.visible, ops.top_experts)]
 
 
 @pytest.mark.parametrize("op", ROUNDING, ids=named)

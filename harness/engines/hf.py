@@ -17,6 +17,7 @@ from ..errors import EngineError, MissingPackageError, UsageError
 from ..padding import Padding
 from ..result import EngineInfo
 from .hf_attention import AttentionTap
+from .hf_experts import unpacked
 from .hf_hooks import ModuleTaps
 from .hf_modules import MODULE_MAPS
 from .protocol import Emit
@@ -120,9 +121,13 @@ class HFEngine:
 
     @property
     def parameters(self) -> dict[str, Array]:
-        """The model's parameters, not copied where they lie in main memory."""
-        named = self.model.named_parameters()
-        return {name: to_numpy(p, copy=False) for name, p in named if p.device.type != "meta"}
+        """The model's parameters as the checkpoint names them, not copied in main memory."""
+        return {
+            name: to_numpy(piece, copy=False)
+            for whole, parameter in self.model.named_parameters()
+            if parameter.device.type != "meta"
+            for name, piece in unpacked(whole, parameter, self._map.packed)
+        }
 
     def info(self) -> EngineInfo:
         """What ran."""

@@ -61,6 +61,8 @@ class ModuleTaps:
     def _place(self, hook: Hook, modules: dict[str, torch.nn.Module], layers: int) -> None:
         for layer in range(layers) if "{n}" in hook.tap else (hook.layer,):
             name = hook.module.format(n=layer)
+            if hook.unless and hook.unless.format(n=layer) in modules:
+                continue
             if name in modules:
                 self._hooks[modules[name], layer][name].append(hook)
             else:
@@ -97,25 +99,27 @@ class ModuleTaps:
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if args:
-            self._send(module, "in", args[0])
+            self._send(module, "in", args)
 
     def _after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._send(module, "out", output[0] if isinstance(output, tuple) else output)
+        self._send(module, "out", output)
         self._calls[module, self._layer] += 1
 
-    def _send(self, module: torch.nn.Module, side: str, tensor: torch.Tensor) -> None:
+    def _send(self, module: torch.nn.Module, side: str, passed: Any) -> None:
         names = list(self._hooks.get((module, self._layer), {}).values())
         call = self._calls[module, self._layer]
         if self._emit is None or call >= len(names):
             return
         for hook in names[call]:
             if hook.side == side:
-                self._emit(hook.tap.format(n=self._layer), self._laid_out(tensor, hook))
+                self._emit(hook.tap.format(n=self._layer), self._laid_out(hook.take(passed), hook))
 
     def _laid_out(self, tensor: torch.Tensor, hook: Hook) -> torch.Tensor:
         """The tensor with its axes as the table of taps has them."""
         if hook.layout == "1TC":
             return tensor.expand(self._batch, -1, -1) if tensor.shape[0] == 1 else tensor
+        if hook.layout == "(BT)C":
+            return tensor.reshape(self._batch, -1, tensor.shape[-1])
         if hook.layout == "BT(HD)":
             tensor = tensor.reshape(*tensor.shape[:-1], -1, self._head_dim)
         return tensor if hook.layout == "BTC" else tensor.transpose(1, 2)

@@ -5,9 +5,16 @@ are those that ``model.named_modules()`` shows; ``{n}`` is the index of a layer.
 inside attention is in :mod:`harness.engines.hf_attention`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from . import hf_experts
+
+
+def _first(passed: Any) -> Any:
+    """The tensor of what goes into a module or comes out of it."""
+    return passed[0] if isinstance(passed, tuple) else passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +27,21 @@ class Hook:
         side: Whether the tap is what goes into the module or what comes out.
         layout: How the array lies there: ``BTC`` as it is, ``BT(HD)`` with heads still merged,
             ``BTHD`` with heads before they are moved ahead of the positions, ``1TC`` with one row
-            for all sequences of a batch.
+            for all sequences of a batch, ``(BT)C`` with the tokens of a batch in one row.
         where: Key of the config that must be set for the tap to be there; empty for always.
         layer: Layer that the module lies in although the tap lies outside the layers.
+        unless: Module that a layer without this tap has in its place; empty for none.
+        take: From all that goes in, or all that comes out, to the tensor.
     """
 
     tap: str
     module: str
     side: Literal["in", "out"] = "out"
-    layout: Literal["BTC", "BT(HD)", "BTHD", "1TC"] = "BTC"
+    layout: Literal["BTC", "BT(HD)", "BTHD", "1TC", "(BT)C"] = "BTC"
     where: str = ""
     layer: int | None = None
+    unless: str = ""
+    take: Callable[[Any], Any] = _first
 
 
 #: Kinds of taps that the queries, keys and values are which the attention function is called with;
@@ -50,6 +61,8 @@ class ModuleMap:
         own_eager: Flag of the config to the method of the attention module that then runs, with
             eager attention, in place of the eager function.
         scores_cap: Key of the config that caps the scores where it is set; empty if none does.
+        packed: End of the name of a parameter that holds those of all experts to the names of
+            the linear maps in it; see :func:`harness.engines.hf_experts.unpacked`.
     """
 
     hooks: tuple[Hook, ...]
@@ -58,6 +71,7 @@ class ModuleMap:
     inputs: Inputs = ("attn.q_rope", "attn.k_rope", "")
     own_eager: Mapping[str, str] = field(default_factory=dict)
     scores_cap: str = ""
+    packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _LLAMA_HOOKS = (
@@ -88,6 +102,26 @@ _QWEN3_HOOKS = (
     *_LLAMA_HOOKS,
     Hook("layers.{n}.attn.q_norm", "model.layers.{n}.self_attn.q_norm", layout="BTHD"),
     Hook("layers.{n}.attn.k_norm", "model.layers.{n}.self_attn.k_norm", layout="BTHD"),
+)
+
+_DENSE, _ROUTER = "model.layers.{n}.mlp.gate_proj", "model.layers.{n}.mlp.gate"
+_INNER = tuple(f"layers.{{n}}.mlp.{kind}" for kind in ("gate", "up", "act", "prod"))
+
+_QWEN3_MOE_HOOKS = (
+    *(
+        replace(hook, unless=_ROUTER) if hook.tap in _INNER else hook
+        for hook in _QWEN3_HOOKS
+        if hook.tap != "layers.{n}.mlp.out"
+    ),
+    *(
+        Hook(f"layers.{{n}}.mlp.{kind}", _ROUTER, layout="(BT)C", unless=_DENSE, take=take)
+        for kind, take in (
+            ("router", hf_experts.router_logits),
+            ("chosen", hf_experts.chosen),
+            ("router_weights", hf_experts.router_weights),
+        )
+    ),
+    Hook("layers.{n}.mlp.out", "model.layers.{n}.mlp"),
 )
 
 _GEMMA3_HOOKS = (
@@ -133,4 +167,11 @@ MODULE_MAPS = {
     "granite": ModuleMap(_GRANITE_HOOKS),
     "llama": ModuleMap(_LLAMA_HOOKS),
     "qwen3": ModuleMap(_QWEN3_HOOKS),
+    "qwen3_moe": ModuleMap(
+        _QWEN3_MOE_HOOKS,
+        packed={
+            "experts.gate_up_proj": ("gate_proj", "up_proj"),
+            "experts.down_proj": ("down_proj",),
+        },
+    ),
 }

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..references_seam import ops
-from . import norm_bounds, pointwise_bounds
+from . import expert_bounds, norm_bounds, pointwise_bounds
 from .call import Call, Operand, positive_sum, summation
 
 Array = NDArray[Any]
@@ -132,7 +132,7 @@ def _scaled_embedding(call: Call) -> Array:
 def _rope(call: Call) -> Array:
     x = call.input(0)
     times = np.asarray(call.constants["positions"])[:, None, :, None]
-    angle = times * np.asarray(call.constants["frequencies"], dtype=np.float32)
+    angle = np.abs(times * np.asarray(call.constants["frequencies"], dtype=np.float32))
     half = x.value.shape[-1] // 2
     pair = x.magnitude[..., :half] + x.magnitude[..., half:]
     own = pair * (1 + call.precision.float32_ratio * angle)
@@ -217,6 +217,9 @@ BOUNDS: dict[Callable[..., Any], Bound] = {
     ops.gelu_tanh: pointwise_bounds.gelu_tanh,
     ops.gelu_new: pointwise_bounds.gelu_new,
     ops.softcap: pointwise_bounds.softcap,
+    ops.top_experts: expert_bounds.top_experts,
+    ops.expert_weights: expert_bounds.expert_weights,
+    ops.experts: lambda call: expert_bounds.experts(call, unit),
 }
 
 

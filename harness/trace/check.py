@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..replay.precision import DTYPES
-from ..taps import AXES, AXES_OF_TAP, axes_of, declared, format_shape, split
+from ..taps import AXES, AXES_OF_TAP, BOOLEAN, axes_of, declared, format_shape, split
 from .container import Container, Entry
 from .head import TraceHead, read_head
 from .layout import stored_sizes
@@ -158,10 +158,11 @@ def _read_name(name: str, head: TraceHead) -> tuple[int, str] | Problem:
 
 
 def _judge_dtype(name: str, tap: str, entry: Entry, head: TraceHead) -> Problem | None:
-    kind, is_mask = entry.dtype.kind, axes_of(tap) == "BTS"
+    kind, is_mask = entry.dtype.kind, split(tap).kind in BOOLEAN
     additive = head.layout_of(split(tap).kind).values == "additive"
     if is_mask and not additive and kind not in "bu":
-        advice = 'write BOOL or U8, or note "values": "additive"'
+        advice = "write BOOL or U8"
+        advice += ', or note "values": "additive"' if axes_of(tap) == "BTS" else ""
         return Problem(name, "BOOL or U8, as it is a mask", str(entry.dtype), advice)
     if kind in "bu" and not (is_mask and not additive):
         advice = "write the floats that the engine computed"

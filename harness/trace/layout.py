@@ -155,7 +155,9 @@ def to_standard(array: Array, layout: Layout, axes: str) -> Array:
         array = _once(array, layout.repeats)
     if layout.pairing == "interleaved":
         array = np.concatenate([array[..., 0::2], array[..., 1::2]], axis=-1)
-    return _visible(array, layout.values) if axes == "BTS" else array
+    if axes == "BTS":
+        return _visible(array, layout.values)
+    return array.astype(bool) if array.dtype.kind in "bu" else array
 
 
 def _once(array: Array, repeats: int) -> Array:
