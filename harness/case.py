@@ -34,6 +34,9 @@ class Prompt:
         padding: ``left`` or ``right``: the side on which rows are filled up to the longest. None
             if they are of one length.
         pad_token: What they are filled up with; None for the config's pad_token_id, or 0.
+        prefill: Number of tokens of each forward pass that the prompt is fed in; empty for one.
+        decode: Number of decoding steps of this prompt, None for the case's.
+        greedy: The same of greedy tokens.
     """
 
     name: str
@@ -42,6 +45,9 @@ class Prompt:
     length: int | None = None
     padding: str | None = None
     pad_token: int | None = None
+    prefill: tuple[int, ...] = ()
+    decode: int | None = None
+    greedy: int | None = None
 
     def __post_init__(self) -> None:
         where = f"prompt {self.name!r}"
@@ -64,6 +70,10 @@ class Prompt:
         if self.token_ids is not None:
             _check_rows(where, self.token_ids, self.length, padded=self.padding is not None)
         _check_padding(where, self)
+        for length in self.prefill:
+            _at_least(where, "prefill", length, 1)
+        _at_least(where, "decode", self.decode, 0)
+        _at_least(where, "greedy", self.greedy, 0)
 
 
 def _check_padding(where: str, prompt: Prompt) -> None:

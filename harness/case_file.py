@@ -168,6 +168,8 @@ def _read_prompt(entry: Mapping[str, object], number: int, where: str) -> Prompt
         ("length", int, "a whole number", "length = 64"),
         ("padding", str, "a text", 'padding = "left"'),
         ("pad_token", int, "a whole number", "pad_token = 0"),
+        ("decode", int, "a whole number", "decode = 2"),
+        ("greedy", int, "a whole number", "greedy = 20"),
     ):
         if key in entry and type(entry[key]) is not kind:
             raise _type_error(f"{where}: {key}", words, entry[key], example)
@@ -175,6 +177,8 @@ def _read_prompt(entry: Mapping[str, object], number: int, where: str) -> Prompt
     values.setdefault("name", f"prompt-{number}")
     if "token_ids" in entry:
         values["token_ids"] = _read_rows(entry["token_ids"], f"{where}: token_ids")
+    if "prefill" in entry:
+        values["prefill"] = _read_numbers(entry["prefill"], f"{where}: prefill")
     try:
         return Prompt(**values)
     except CaseError as error:
@@ -190,6 +194,12 @@ def _read_rows(value: object, where: str) -> tuple[tuple[int, ...], ...]:
     ):
         return tuple(tuple(row) for row in rows)
     raise _type_error(where, "whole numbers, or rows of them", value, "token_ids = [1, 2, 3]")
+
+
+def _read_numbers(value: object, where: str) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(number) is int for number in value):
+        return tuple(value)
+    raise _type_error(where, "a list of whole numbers", value, "prefill = [5, 4]")
 
 
 def _type_error(where: str, expected: str, value: object, example: str) -> CaseError:

@@ -16,7 +16,7 @@ from .errors import CheckpointError
 from .logits import all_pairs, count_equal, pairwise
 from .padding import Padding
 from .participants import Participant
-from .replay.lockstep import Record
+from .replay.lockstep import LogitsSeen, Record
 from .result import Diagnosis, Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
 from .subject import Subject
 from .verdict import judge, worst
@@ -34,6 +34,7 @@ def prompt_result(
     text: str = "",
     chosen: Mapping[str, TokenIds] | None = None,
     padding: Padding | None = None,
+    prefill: int = 1,
 ) -> PromptResult:
     """Everything that a report says of one prompt.
 
@@ -41,29 +42,34 @@ def prompt_result(
         subject: The model, for its tokenizer.
         record: What the walk left behind.
         chunks: Token ids [B, T] of each forward pass, the prompt first.
+        prefill: Number of these passes that the prompt was fed in.
         name: Name of the prompt.
         text: The prompt as text; decoded from its tokens if empty.
         chosen: Greedy tokens [1, N] of each engine, the float64 reference among them.
         padding: Where the prompt has pads.
     """
     chosen = chosen or {}
-    length = chunks[0].shape[1]
-    first = chunks[0][0] if padding is None else chunks[0][0][padding.real(0, length)[0]]
+    ids = np.concatenate(chunks[:prefill], axis=1)
+    first = ids[0] if padding is None else ids[0][padding.real(0, ids.shape[1])[0]]
+    compared = record.comparisons
+    if prefill > 1:
+        compared = [replace(comparison, prefill=prefill) for comparison in compared]
     return PromptResult(
         name=name,
         text=text or _decode(subject, first),
-        token_ids=tuple(tuple(row) for row in chunks[0].tolist()),
+        token_ids=tuple(tuple(row) for row in ids.tolist()),
         tokens=tuple(_texts(subject, row) for row in np.concatenate(chunks, axis=1)),
         chunks=tuple(chunk.shape[1] for chunk in chunks),
-        comparisons=tuple(record.comparisons),
+        comparisons=tuple(compared),
         pairs=tuple(record.pairs),
-        logits=_logits_table(record, chosen),
+        logits=_logits_table(record, chosen, prefill),
         greedy=tuple(
             Greedy(who, tuple(ids[0].tolist()), _decode(subject, ids[0]))
             for who, ids in chosen.items()
         ),
         padding="" if padding is None else padding.side,
         pads=() if padding is None else padding.counts,
+        prefill=prefill,
     )
 
 
@@ -106,12 +112,18 @@ def conclude(
     )
 
 
-def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[LogitsPair, ...]:
+def _logits_table(
+    record: Record, chosen: Mapping[str, TokenIds], prefill: int
+) -> tuple[LogitsPair, ...]:
     """Every pair of engines on the prompt's logits, the float64 reference among them."""
-    seen = record.logits[0]
-    everyone = {TRUTH: seen.reference, **seen.candidates}
-    if seen.real is not None:  # [B, T, V] at the positions that are tokens: [N, V]
-        everyone = {name: logits[seen.real] for name, logits in everyone.items()}
+    passes = [_everyone(seen) for seen in record.logits[:prefill]]
+    everyone = passes[0]
+    if prefill > 1:
+        everyone = {
+            name: np.concatenate([seen[name].reshape(-1, seen[name].shape[-1]) for seen in passes])
+            for name in everyone
+            if all(name in seen for seen in passes)
+        }
     table = []
     for pair in _pairs(everyone):
         a, b = pair.a, pair.b
@@ -119,6 +131,14 @@ def _logits_table(record: Record, chosen: Mapping[str, TokenIds]) -> tuple[Logit
             pair = replace(pair, greedy_agreement=count_equal(chosen[a][0], chosen[b][0]))
         table.append(pair)
     return tuple(table)
+
+
+def _everyone(seen: LogitsSeen) -> dict[str, NDArray[Any]]:
+    """Logits [B, T, V] of one forward pass; where it is padded [N, V], at its N tokens."""
+    everyone = {TRUTH: seen.reference, **seen.candidates}
+    if seen.real is None:
+        return everyone
+    return {name: logits[seen.real] for name, logits in everyone.items()}
 
 
 def _pairs(logits: Mapping[str, NDArray[Any]]) -> list[LogitsPair]:

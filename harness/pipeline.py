@@ -15,7 +15,7 @@ from .greedy import greedy, greedy_from_draft
 from .outcome import TRUTH, conclude, prompt_result
 from .padding import Padding, padding_of
 from .participants import RunningEngine
-from .prompts import require_room, tokens_of
+from .prompts import passes_of, require_room, tokens_of
 from .references_seam import step as seam
 from .replay.precision import DTYPES
 from .result import PromptResult, RunResult
@@ -115,15 +115,18 @@ def _compare_prompt(
 ) -> PromptResult:
     with refusals_as_errors():
         subject.model.require_tokens(tokens)
-    require_room(subject, prompt.name, tokens, more=max(case.decode, case.greedy))
+    decode = case.decode if prompt.decode is None else prompt.decode
+    greedy_tokens = case.greedy if prompt.greedy is None else prompt.greedy
+    require_room(subject, prompt.name, tokens, more=max(decode, greedy_tokens))
     padding = padding_of(prompt.token_ids, prompt.padding, cut=prompt.length)
-    count = case.greedy if tokens.shape[0] == 1 else 0
+    count = greedy_tokens if tokens.shape[0] == 1 else 0
     chosen: dict[str, TokenIds] = {}
     for done, engine in enumerate(engines):
         progress(f"{prompt.name}: greedy tokens", done, len(engines))
         chosen[engine.name] = greedy(engine, tokens, count)
     progress(f"{prompt.name}: greedy tokens", len(engines), len(engines))
-    chunks = _chunks(engines[0], tokens, chosen, case.decode, padding)
+    passes = passes_of(prompt, tokens)
+    chunks = [*passes, *_following(engines[0], tokens, chosen, decode, padding)]
     doctor.begin(prompt.name, chunks)
     with refusals_as_errors():
         record = walk(
@@ -146,25 +149,26 @@ def _compare_prompt(
         name=prompt.name,
         text=prompt.text or "",
         padding=padding,
+        prefill=len(passes),
         chosen=chosen if count else None,
     )
 
 
-def _chunks(
+def _following(
     engine: Engine,
     tokens: TokenIds,
     chosen: dict[str, TokenIds],
     decode: int,
     padding: Padding | None,
 ) -> list[TokenIds]:
-    """The forward passes to compare: the prompt, then one token at a time.
+    """The decoding steps to compare, one token each.
 
     All candidates are fed the same tokens, those that the first engine chose.
     """
     following = chosen[engine.name][:, :decode]
     if following.shape[1] < decode:
         following = greedy(engine, tokens, decode, padding=padding)
-    return [tokens, *(following[:, i : i + 1] for i in range(decode))]
+    return [following[:, i : i + 1] for i in range(decode)]
 
 
 def _true_greedy(

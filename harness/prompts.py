@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from .case import Prompt
 from .checkpoint import encode
 from .engines.protocol import TokenIds
@@ -30,6 +32,24 @@ def tokens_of(subject: Subject, prompt: Prompt) -> TokenIds:
     padding = padding_of(rows, prompt.padding, cut=length)
     cut = [row[:length] for row in rows]
     return pad_rows(cut, padding, pad_token(subject, prompt.pad_token))
+
+
+def passes_of(prompt: Prompt, tokens: TokenIds) -> list[TokenIds]:
+    """Token ids [B, T] of each forward pass that a prompt is fed in.
+
+    Raises:
+        UsageError: The passes are not as long as the prompt.
+    """
+    if not prompt.prefill:
+        return [tokens]
+    if sum(prompt.prefill) != tokens.shape[1]:
+        raise UsageError(
+            f"prompt {prompt.name!r}",
+            expected=f"prefill that adds up to {tokens.shape[1]}, the number of tokens",
+            found=f"{list(prompt.prefill)}, {sum(prompt.prefill)} together",
+            advice="write how many tokens each pass is fed, for example prefill = [5, 4]",
+        )
+    return np.split(tokens, np.cumsum(prompt.prefill)[:-1].tolist(), axis=1)
 
 
 def pad_token(subject: Subject, given: int | None = None) -> int:

@@ -162,6 +162,7 @@ class Comparison:
         weights: Parameters of the op that the candidate holds otherwise than the checkpoint;
             empty also where the candidate does not show its parameters.
         fits: Constants of the op, fitted to what the candidate computed.
+        prefill: Number of forward passes that the prompt was fed in; decoding steps follow.
     """
 
     candidate: str
@@ -177,6 +178,7 @@ class Comparison:
     note: str = ""
     weights: tuple[WeightDifference, ...] = ()
     fits: tuple[Fit, ...] = ()
+    prefill: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +345,7 @@ class PromptResult:
         token_ids: [B][T] of the prompt.
         tokens: The same as text, with the tokens of the decoding steps behind them.
         chunks: Number of new tokens of each forward pass: the prompt, then decoding steps.
+        prefill: Number of these passes that the prompt was fed in.
         pairs: Candidates against each other, tap by tap.
         logits: Every pair of engines on the prompt's logits, the float64 reference among them.
         padding: Side on which rows are padded, empty where they are not.
@@ -360,6 +363,7 @@ class PromptResult:
     greedy: tuple[Greedy, ...]
     padding: str = ""
     pads: tuple[int, ...] = ()
+    prefill: int = 1
 
 
 @dataclass(frozen=True, slots=True)

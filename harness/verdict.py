@@ -29,7 +29,7 @@ from .result import (
     Verdict,
     WeightDifference,
 )
-from .taps import split
+from .taps import chunk_name, split
 
 _NOT_COMPARABLE = (TapStatus.MISSING, TapStatus.MISSHAPEN)
 
@@ -200,7 +200,8 @@ def _describe(comparison: Comparison) -> str:
         return f"{comparison.tap}: {comparison.note}"
     local = comparison.local
     units = local.units if local is not None else float("nan")
-    chunk = "" if comparison.chunk == 0 else f" in decoding step {comparison.chunk}"
+    where = chunk_name(comparison.chunk, comparison.prefill)
+    chunk = "" if comparison.chunk == 0 else f" in {where}"
     if comparison.weights:
         held = describe_weight(comparison.weights[0])
         return f"{comparison.tap} ({comparison.op}) computes with other weights: {held}"

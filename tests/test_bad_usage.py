@@ -187,7 +187,7 @@ CASES: dict[str, tuple[str, str, str, str, str, str]] = {
         "token_ids",
         "token_id",
         "case.toml: prompt 1",
-        "the keys name, text, token_ids, length, padding, pad_token",
+        "the keys name, text, token_ids, length, padding, pad_token, prefill, decode, greedy",
         "'token_id'",
         "did you mean 'token_ids'?",
     ),

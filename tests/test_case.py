@@ -91,7 +91,7 @@ def test_parse_case_names_the_nearest_key_when_one_is_misspelt(wrong: str, neare
 def test_parse_case_says_that_nothing_reads_an_unknown_key() -> None:
     assert message_of(MINIMAL + "zzz = 1").endswith(
         "c.toml: prompt 1: expected the keys name, text, token_ids, length, padding, pad_token,"
-        " found 'zzz': remove it: nothing reads it"
+        " prefill, decode, greedy, found 'zzz': remove it: nothing reads it"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..result import Comparison, Element, PromptResult, RunResult, TapStatus
-from ..taps import split
+from ..taps import chunk_name, split
 from . import wording
 
 #: Shades of the map at and below the limit; one step halves the units.
@@ -115,7 +115,7 @@ def _map(candidate: str, comparisons: list[Comparison], result: RunResult) -> Ma
 def cell(found: Iterable[Comparison], *, limit: float) -> Cell:
     """The field of one tap: the worst of its chunks."""
     worst = max(found, key=_severity)
-    title = f"{worst.tap}, {wording.chunk_name(worst.chunk)}: "
+    title = f"{worst.tap}, {chunk_name(worst.chunk, worst.prefill)}: "
     if worst.status is not TapStatus.COMPARED:
         text = {TapStatus.UNAVAILABLE: "\N{MIDDLE DOT}", TapStatus.NOT_FINITE: "nan"}
         return Cell(

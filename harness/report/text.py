@@ -70,7 +70,7 @@ def failure_text(result: RunResult, *, width: int = 100) -> str:
     parts: list[RenderableType] = [_verdict(result)]
     for candidate in result.candidates:
         if candidate.verdict not in (Verdict.PASS, Verdict.ROUNDING):
-            parts.append(_reason(candidate))
+            parts.append(_reason(candidate, result))
         if candidate.first_divergence is not None:
             parts.append(divergence_card(candidate.first_divergence, result))
     return _plain(Group(*parts), width)
@@ -113,12 +113,12 @@ def _verdict(result: RunResult) -> RenderableType:
     return Group(*lines)
 
 
-def _reason(candidate: CandidateVerdict) -> Text:
+def _reason(candidate: CandidateVerdict, result: RunResult) -> Text:
     words = Text(visible(candidate.candidate), style="bold")
     words.append(f" {candidate.verdict.value}", style=_STYLES[candidate.verdict])
     words.append(f": {visible(candidate.reason)}", style="not bold")
     if candidate.failing:
-        words.append(f"; fails by itself: {visible(wording.failing(candidate))}")
+        words.append(f"; fails by itself: {visible(wording.failing(candidate, result.prompts))}")
     return words
 
 
@@ -161,7 +161,7 @@ def _candidates(result: RunResult, gap: int) -> RenderableType:
             Text(candidate.verdict.value, style=_STYLES[candidate.verdict]),
             *(Text(visible(cell)) for cell in wording.candidate_cells(candidate)),
         )
-    return Group(table, *(_reason(c) for c in result.candidates))
+    return Group(table, *(_reason(c, result) for c in result.candidates))
 
 
 def _logits(prompt: PromptResult, gap: int) -> RenderableType:

@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 from ..result import (
     CandidateVerdict,
@@ -14,7 +15,7 @@ from ..result import (
     TapStatus,
     Verdict,
 )
-from ..taps import AXES, format_shape, split
+from ..taps import AXES, chunk_name, format_shape, split
 from ..verdict import describe_weight
 
 #: What stands where there is no value.
@@ -118,11 +119,6 @@ def count(number: int, singular: str) -> str:
     return f"{number} {singular}{'' if number == 1 else 's'}"
 
 
-def chunk_name(chunk: int) -> str:
-    """Chunk 0 is the prompt, the others are decoding steps with a cache."""
-    return "prefill" if chunk == 0 else f"decoding step {chunk}"
-
-
 def headline(verdict: Verdict) -> str:
     """The verdict in words."""
     return _HEADLINES[verdict]
@@ -165,7 +161,7 @@ def divergence_sentence(divergence: Divergence) -> str:
     comparison = divergence.comparison
     start = (
         f"{divergence.candidate} at {divergence.tap}"
-        f" (prompt {divergence.prompt}, {chunk_name(divergence.chunk)})"
+        f" (prompt {divergence.prompt}, {chunk_name(divergence.chunk, comparison.prefill)})"
     )
     if comparison.weights:
         return f"{start}: the op runs on other weights than the checkpoint's"
@@ -184,7 +180,7 @@ def divergence_rows(divergence: Divergence, result: RunResult) -> list[tuple[str
     rows = [
         ("candidate", divergence.candidate),
         ("prompt", divergence.prompt),
-        ("chunk", f"{divergence.chunk} ({chunk_name(divergence.chunk)})"),
+        ("chunk", f"{divergence.chunk} ({chunk_name(divergence.chunk, comparison.prefill)})"),
         ("tap", divergence.tap),
         ("layer", NONE if layer is None else str(layer)),
         ("op", comparison.op or NONE),
@@ -264,10 +260,14 @@ def candidate_cells(candidate: CandidateVerdict) -> tuple[str, ...]:
     )
 
 
-def failing(candidate: CandidateVerdict, *, most: int = 5) -> str:
+def failing(
+    candidate: CandidateVerdict, prompts: Sequence[PromptResult] = (), *, most: int = 5
+) -> str:
     """The taps whose ops fail by themselves, in order; empty where none does."""
+    prefill = {prompt.name: prompt.prefill for prompt in prompts}
     names = [
-        tap if chunk == 0 else f"{tap} ({chunk_name(chunk)})" for _, chunk, tap in candidate.failing
+        tap if chunk == 0 else f"{tap} ({chunk_name(chunk, prefill.get(prompt, 1))})"
+        for prompt, chunk, tap in candidate.failing
     ]
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -298,10 +298,13 @@ def prompt_title(prompt: PromptResult) -> str:
     """``hello (5 tokens, 2 decoding steps)``, ``a (2 rows of 7 tokens, padded left by 0, 3)``."""
     rows = len(prompt.token_ids)
     tokens = count(max((len(row) for row in prompt.token_ids), default=0), "token")
-    steps = len(prompt.chunks) - 1
+    steps = len(prompt.chunks) - prompt.prefill
     parts = [tokens if rows <= 1 else f"{rows} rows of {tokens}"]
     if prompt.padding:
         parts.append(f"padded {prompt.padding} by {', '.join(map(str, prompt.pads))}")
+    if prompt.prefill > 1:
+        sizes = ", ".join(map(str, prompt.chunks[: prompt.prefill]))
+        parts.append(f"in passes of {sizes}")
     if steps > 0:
         parts.append(count(steps, "decoding step"))
     return f"{prompt.name} ({', '.join(parts)})"
