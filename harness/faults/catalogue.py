@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from . import rope, rope_scaling
+from . import norm, norm_order, rope, rope_scaling
 from .fault import Catalogue, Fault
 
 #: Each has ``FAULTS``.
-_MODULES = (rope, rope_scaling)
+_MODULES = (norm, norm_order, rope, rope_scaling)
 
 
 def catalogue() -> Catalogue:

@@ -64,5 +64,5 @@ def try_plants(
                 family=str(model.config.model_type),
                 dtype=engine.dtype,
                 attention=attention,
-                expected=plant.tap(layer, fused=attention != "eager"),
+                expected=plant.tap(layer, fused=attention != "eager", config=model.config),
             )

@@ -1,10 +1,10 @@
 """All plants, from one module for each group."""
 
-from . import rope, rope_scaling
+from . import norm, norm_order, rope, rope_scaling
 from .plant import Plant
 
 #: Each has ``PLANTS``.
-_MODULES = (rope, rope_scaling)
+_MODULES = (norm, norm_order, rope, rope_scaling)
 
 
 def plants() -> tuple[Plant, ...]:

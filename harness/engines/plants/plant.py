@@ -19,6 +19,14 @@ from ..hf_modules import MODULE_MAPS
 
 Tensor = torch.Tensor
 
+#: Kinds of taps outside the layers.
+OUTSIDE = frozenset(
+    {
+        *("embed", "pos_embed", "embed_sum", "embed_scaled", "final_norm"),
+        *("logits", "logits_uncapped", "logits_unscaled"),
+    }
+)
+
 #: Stands for an attention function: ``change(inner, module, q, k, v, mask, **kw)``.
 ChangedAttention = Callable[..., Any]
 
@@ -166,7 +174,8 @@ class Plant:
         fault: Id in the catalogue.
         name: What exactly is done, in a few words.
         put: Does it.
-        first: Kind of the tap that fails first with eager attention.
+        first: Kind of the tap that fails first with eager attention; ``head`` for what the head's
+            matrix makes, whose name depends on the config.
         fused: The same with a kernel that forms neither scores nor probabilities.
         everywhere: Whether it changes all layers, so that the first one fails.
         reason: Why it cannot be planted into a model of such a config, empty if it can.
@@ -190,10 +199,12 @@ class Plant:
     alike: tuple[str, ...] = ()
     length: int = 2
 
-    def tap(self, layer: int, *, fused: bool) -> str:
-        """Name of the tap at which a run must fail first."""
+    def tap(self, layer: int, *, fused: bool, config: Any) -> str:
+        """Name of the tap at which a run of a model of that config must fail first."""
         kind = (self.fused or self.first) if fused else self.first
-        if kind in ("embed", "pos_embed", "embed_sum", "final_norm", "logits", "logits_uncapped"):
+        if kind == "head":
+            return head_tap(config)
+        if kind in OUTSIDE:
             return kind
         return f"layers.{0 if self.everywhere else layer}.{kind}"
 
@@ -204,6 +215,13 @@ class Plant:
             faulty = twin(model)
             self.put(Planting(faulty, layer, stack))
             yield faulty
+
+
+def head_tap(config: Any) -> str:
+    """What the head's matrix makes: the logits, or what they are made of."""
+    if getattr(config, "final_logit_softcapping", None):
+        return "logits_uncapped"
+    return "logits_unscaled" if config.model_type == "granite" else "logits"
 
 
 def model_type(config: Any) -> str:
