@@ -1,0 +1,33 @@
+"""The epsilon of norms."""
+
+import numpy as np
+
+from ..references_seam import ops
+from .estimate import Array, Estimate, Sample, estimate
+from .seen import Seen, rows, thin
+
+
+def fit_eps(seen: Seen) -> Estimate | None:
+    """The epsilon of an RMSNorm or a LayerNorm.
+
+    ``d y / d eps = -(y - bias) / (2 (m + eps))`` with m the mean square, or the variance.
+    """
+    at = thin(seen.found.shape, whole=True)
+    x, rest = rows(seen.call.input(0).value[at]), [seen.call.input(1).value]
+    bias: Array | float = 0.0
+    if seen.op is ops.layer_norm:
+        bias = seen.call.input(2).value
+        rest.append(bias)
+        square = np.var(x, axis=-1, keepdims=True)
+    else:
+        square = np.mean(np.square(x), axis=-1, keepdims=True)
+    configured = float(seen.call.constants["eps"])
+    first = rows(seen.call.output.value[at])
+
+    def curve(eps: float) -> tuple[Array, Array]:
+        result = first if eps == configured else seen.op(x, *rest, eps=eps)
+        return result, (result - bias) / (-2 * (square + eps))
+
+    # Rows of one token are the same row, and the root of a row is one rounding.
+    sample = Sample(rows(seen.found[at]), rows(seen.size(at)), seen.call.precision.name, square)
+    return estimate(sample, curve, configured, lowest=-float(square.min()) * 0.999)
