@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .cli_faults import faults
 from .cli_trace import diff, trace
 from .console import console, progress, reported, show_paths, worst
 from .errors import UsageError
@@ -38,6 +39,7 @@ _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 app.command()(trace)
 app.command()(diff)
 app.command()(seeds)
+app.add_typer(faults, name="faults")
 
 
 def main() -> None:

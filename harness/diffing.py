@@ -8,7 +8,7 @@ import numpy as np
 
 from .case import Prompt
 from .contract import TOLERANCE, UNIT_LIMIT
-from .diagnose.start import doctor_of
+from .diagnose.start import Diagnosing
 from .engines.protocol import TokenIds
 from .engines.registry import EngineName, make_engine, parse_name
 from .environment import Stopwatch
@@ -79,8 +79,8 @@ def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunR
         return _without_model(participants, chunks, traces, subject, case, watch, command)
     participants = _with_floor(participants, subject)
     name = request.prompt.name if request.prompt else "tokens"
-    doctor = doctor_of(subject, participants)
-    doctor.begin(name, chunks)
+    diagnosing = Diagnosing(subject, participants)
+    diagnosing.begin(name, chunks)
     record = walk(
         subject,
         participants,
@@ -88,20 +88,15 @@ def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunR
         dtype=_narrowest(participants),
         threads=request.threads,
         progress=lambda done, total: progress("replay", done, total),
-        on_failure=doctor.look,
-        measure=doctor.measure,
+        on_failure=diagnosing.look,
+        measure=diagnosing.measure,
     )
     text = (request.prompt.text or "") if request.prompt and not traces else ""
+    diagnosing.end(record)
     result = prompt_result(subject, record, chunks, name=name, text=text)
     environment = watch.environment(threads=_threads(request), seed=None, command=command)
-    return conclude(
-        subject,
-        participants,
-        [result],
-        case=case,
-        environment=environment,
-        diagnoses=doctor.diagnoses(),
-    )
+    concluded = conclude(subject, participants, [result], case=case, environment=environment)
+    return diagnosing.complete(concluded, progress=progress)
 
 
 def _side(text: str, dtype: str) -> Trace | EngineName:

@@ -17,7 +17,7 @@ from .logits import all_pairs, count_equal, pairwise
 from .padding import Padding
 from .participants import Participant
 from .replay.lockstep import LogitsSeen, Record
-from .result import Diagnosis, Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
+from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
 from .subject import Subject
 from .verdict import judge, worst
 
@@ -80,7 +80,6 @@ def conclude(
     *,
     case: str,
     environment: Environment,
-    diagnoses: Sequence[Diagnosis] = (),
 ) -> RunResult:
     """Judge every participant over all prompts.
 
@@ -90,7 +89,6 @@ def conclude(
         prompts: Results that hold their comparisons.
         case: Name of the case.
         environment: What it ran on.
-        diagnoses: Why candidates fail.
     """
     floor = _floor(participants, prompts)
     verdicts = tuple(
@@ -108,7 +106,6 @@ def conclude(
         environment=environment,
         tolerance=TOLERANCE,
         unit_limit=UNIT_LIMIT,
-        diagnoses=tuple(diagnoses),
     )
 
 

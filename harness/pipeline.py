@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
-from .diagnose.doctor import Doctor
-from .diagnose.start import doctor_of
+from .diagnose.start import Diagnosing
 from .engines.protocol import Engine, TokenIds
 from .engines.registry import make_engine, parse_name
 from .environment import Stopwatch
@@ -80,21 +79,21 @@ def compare(
     """
     watch = watch or Stopwatch()
     sides = [RunningEngine(engine) for engine in engines]
-    doctor = doctor_of(subject, sides)
+    diagnosing = Diagnosing(subject, sides)
     results = [
-        _compare_prompt(subject, engines, prompt, tokens, case, progress, doctor)
+        _compare_prompt(subject, engines, prompt, tokens, case, progress, diagnosing)
         for prompt, tokens in zip(case.prompts, prompts, strict=True)
     ]
-    return conclude(
+    result = conclude(
         subject,
         sides,
         results,
         case=case.name,
-        diagnoses=doctor.diagnoses(),
         environment=watch.environment(
             threads=case.threads or _default_threads(), seed=case.seed, command=command
         ),
     )
+    return diagnosing.complete(result, progress=progress)
 
 
 def _engine_names(case: Case) -> tuple[str, ...]:
@@ -111,7 +110,7 @@ def _compare_prompt(
     tokens: TokenIds,
     case: Case,
     progress: Progress,
-    doctor: Doctor,
+    diagnosing: Diagnosing,
 ) -> PromptResult:
     with refusals_as_errors():
         subject.model.require_tokens(tokens)
@@ -127,7 +126,7 @@ def _compare_prompt(
     progress(f"{prompt.name}: greedy tokens", len(engines), len(engines))
     passes = passes_of(prompt, tokens)
     chunks = [*passes, *_following(engines[0], tokens, chosen, decode, padding)]
-    doctor.begin(prompt.name, chunks)
+    diagnosing.begin(prompt.name, chunks)
     with refusals_as_errors():
         record = walk(
             subject,
@@ -137,9 +136,10 @@ def _compare_prompt(
             dtype=case.dtype,
             threads=case.threads,
             progress=lambda done, total: progress(f"{prompt.name}: replay", done, total),
-            on_failure=doctor.look,
-            measure=doctor.measure,
+            on_failure=diagnosing.look,
+            measure=diagnosing.measure,
         )
+    diagnosing.end(record)
     if count:
         chosen = {TRUTH: _true_greedy(subject, tokens, chosen, case), **chosen}
     return prompt_result(

@@ -151,6 +151,7 @@ def receive(
     return Taken(found, TapStatus.COMPARED, note)
 
 
+@np.errstate(all="ignore")  # a bound carried through many ops may overflow
 def proceed(made: Made, taken: Taken | None) -> Operand:
     """What the lane goes on with: the candidate's own values, wherever it gave them.
 
@@ -211,7 +212,9 @@ def examine(
         # What is computed at pads would enter a fit: other prompts are fitted.
         if measure is not None and counted is None and found.shape == truth.shape:
             fits = measure(Made(tap, op, call), found, bound)
-        if not (np.isfinite(measured.max_abs) and np.isfinite(local.units)):
+        if local.inherited_bound and not np.isfinite(local.bound):
+            local, fits = None, ()  # carried through so many ops that it says nothing
+        if not (np.isfinite(measured.max_abs) and (local is None or np.isfinite(local.units))):
             status, note = TapStatus.NOT_FINITE, _why_not_finite(truth, call)
             measured, local, fits = None, None, ()
     comparison = Comparison(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..result import Comparison, Element, PromptResult, RunResult, TapStatus
 from ..taps import chunk_name, split
-from . import wording
+from . import causes, wording
 
 #: Shades of the map at and below the limit; one step halves the units.
 SHADES = 6
@@ -49,6 +49,7 @@ def to_html(result: RunResult) -> str:
     return template.render(
         result=result,
         words=wording,
+        why=causes,
         maps=[_maps(prompt, result) for prompt in result.prompts],
         marked=_marked(result),
         shades=SHADES,

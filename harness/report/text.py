@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..result import CandidateVerdict, Divergence, PromptResult, RunResult, Verdict
-from . import wording
+from ..result import CandidateVerdict, Diagnosis, Divergence, PromptResult, RunResult, Verdict
+from . import causes, wording
 from .wording import visible
 
 _STYLES = {
@@ -51,6 +51,7 @@ def _parts(result: RunResult, gap: int) -> Iterator[RenderableType]:
     for candidate in result.candidates:
         if candidate.first_divergence is not None:
             yield divergence_card(candidate.first_divergence, result)
+        yield from _causes(result, candidate)
     yield _candidates(result, gap)
     for prompt in result.prompts:
         if prompt.logits:
@@ -73,6 +74,7 @@ def failure_text(result: RunResult, *, width: int = 100) -> str:
             parts.append(_reason(candidate, result))
         if candidate.first_divergence is not None:
             parts.append(divergence_card(candidate.first_divergence, result))
+        parts += _causes(result, candidate)
     return _plain(Group(*parts), width)
 
 
@@ -131,6 +133,25 @@ def divergence_card(divergence: Divergence, result: RunResult) -> RenderableType
         table.add_row(label, Text(visible(value)))
     title = Text("First divergence: ", style="bold red")
     title.append(visible(wording.divergence_sentence(divergence)), style="not bold default")
+    return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _causes(result: RunResult, candidate: CandidateVerdict) -> Iterator[RenderableType]:
+    """Why a candidate fails, a card for each mistake."""
+    for diagnosis in result.diagnoses:
+        if diagnosis.candidate == candidate.candidate:
+            yield diagnosis_card(diagnosis)
+
+
+def diagnosis_card(diagnosis: Diagnosis) -> RenderableType:
+    """One mistake of one candidate, a label and a value a line."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in causes.rows(diagnosis):
+        table.add_row(label, Text(visible(value)))
+    title = Text("Cause: ", style="bold red" if diagnosis.causes else "bold yellow")
+    title.append(visible(causes.title(diagnosis)), style="bold default")
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
