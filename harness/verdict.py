@@ -19,6 +19,7 @@ float64. That is weaker evidence, and the reason says so.
 from collections.abc import Iterable, Sequence
 
 from .contract import TOLERANCE, UNIT_LIMIT, WEAK_FLOOR_FACTOR
+from .fitting.words import in_words
 from .result import (
     CandidateVerdict,
     Comparison,
@@ -220,7 +221,7 @@ def _describe(comparison: Comparison) -> str:
 def describe_fit(fit: Fit) -> str:
     """One clause on a constant that differs from the config's."""
     return (
-        f"{fit.constant} = {fit.fitted:.6g} +- {fit.error:.1g}, configured {fit.configured:.6g} "
+        f"{fit.constant} = {in_words(fit.fitted, fit.error)}, configured {fit.configured:,.10g} "
         f"({fit.written})"
     )
 

@@ -41,7 +41,7 @@ def where_written(
             return "positions begin at 0, no key"
         case "scale":
             return _scale(configured, config, layer)
-        case "cap":
+        case "softcap":
             own = "final_logit_softcapping" if kind == "logits" else "attn_logit_softcapping"
             return own if own in config else _DEFAULT
         case "embedding_multiplier" if constant not in config:

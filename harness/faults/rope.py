@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..references_seam import rope as rotary
 from .fault import Fault, Instead, Site
+from .fitted import differs, fitted_at, in_words
 from .rope_config import length_of, rope_at
 from .rope_layout import frequencies_of, rotate_halves, rotate_neighbours, rotate_tables, size_of
 
@@ -53,6 +54,14 @@ def _theta(site: Site) -> Iterator[Instead]:
             frequencies = replace(rope, theta=theta).at(length_of(site)).frequencies
         if not np.array_equal(frequencies, frequencies_of(site)):
             yield site.instead(frequencies=frequencies, detail=f"theta {theta:,.0f}")
+    one = fitted_at(site, "rope_theta")
+    if one is None or rope is None or not one.value > 0:
+        return
+    if all(differs(one, theta) for theta in (*_THETAS, rope.theta)):
+        frequencies = replace(rope, theta=one.value).at(length_of(site)).frequencies
+        yield site.instead(
+            frequencies=frequencies, detail=f"theta {in_words(one.value, one.error)}"
+        )
 
 
 def _exponent(site: Site) -> Iterator[Instead]:
@@ -163,6 +172,10 @@ def positions_changed(
 def _offset(site: Site) -> Iterator[Instead]:
     for shift in (1, -1, 2, -2, 3, -3, 4, -4, 8, -8):
         yield from positions_changed(site, lambda p, s=shift: p + s, detail=f"positions {shift:+d}")
+    one = fitted_at(site, "position_offset")
+    if one is not None and differs(one, 0.0):
+        off = one.value if differs(one, round(one.value)) else float(round(one.value))
+        yield from positions_changed(site, lambda p: p + off, detail=f"positions {off:+.6g}")
 
 
 def _always_zero(site: Site) -> Iterator[Instead]:

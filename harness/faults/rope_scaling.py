@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..references_seam import rope as rotary
 from .fault import Fault, Instead, Site
+from .fitted import differs, fitted_at, in_words
 from .rope import ROTATED
 from .rope_config import length_of, rope_at, ropes_of
 from .rope_layout import frequencies_of
@@ -152,6 +153,10 @@ def _attention_factor(site: Site) -> Iterator[Instead]:
                 attention_factor=usual,
                 detail=f"0.1 ln(factor) + 1 = {usual:.6g} in place of the config's {factor:.6g}",
             )
+    one = fitted_at(site, "attention_factor")
+    if one is not None and differs(one, factor):
+        words = in_words(one.value, one.error)
+        yield site.instead(attention_factor=one.value, detail=f"{words} for {factor:.6g}")
 
 
 def _other_layers(site: Site) -> Iterator[Instead]:

@@ -127,8 +127,8 @@ def _fit(
         now = value if which == "scale" else scale
         s, slope = raw * now, raw
         if cap is not None:
-            s, to_cap, to_score = capped(s, value if which == "cap" else cap)
-            slope = to_cap if which == "cap" else raw * to_score
+            s, to_cap, to_score = capped(s, value if which == "softcap" else cap)
+            slope = to_cap if which == "softcap" else raw * to_score
         usual = value == (scale if which == "scale" else cap)
         p = probs if usual else _softmax(s, seen_keys)
         mean = np.einsum("bhts,bhts->bht", p, slope)[..., None]
@@ -136,7 +136,7 @@ def _fit(
         return rows(result), rows(through(p * (slope - mean)))
 
     found: list[tuple[str, Estimate]] = []
-    for which, configured in (("scale", scale), ("cap", cap)):
+    for which, configured in (("scale", scale), ("softcap", cap)):
         if configured is not None:
             one = estimate(sample, partial(curve, which), configured, lowest=0.0)
             if one is not None:

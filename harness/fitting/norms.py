@@ -6,6 +6,9 @@ from ..references_seam import ops
 from .estimate import Array, Estimate, Sample, estimate
 from .seen import Seen, rows, thin
 
+#: Rows whose mean squares differ by less than one part in so many count as one.
+_APART = 1000
+
 
 def fit_eps(seen: Seen) -> Estimate | None:
     """The epsilon of an RMSNorm or a LayerNorm.
@@ -13,7 +16,10 @@ def fit_eps(seen: Seen) -> Estimate | None:
     ``d y / d eps = -(y - bias) / (2 (m + eps))`` with m the mean square, or the variance.
     """
     at = thin(seen.found.shape, whole=True)
-    x, rest = rows(seen.call.input(0).value[at]), [seen.call.input(1).value]
+    weight = seen.call.input(1).value
+    if weight.ndim > 1:  # each head has its own
+        weight = rows(np.broadcast_to(weight, seen.found.shape)[at])
+    x, rest = rows(seen.call.input(0).value[at]), [weight]
     bias: Array | float = 0.0
     if seen.op is ops.layer_norm:
         bias = seen.call.input(2).value
@@ -28,6 +34,7 @@ def fit_eps(seen: Seen) -> Estimate | None:
         result = first if eps == configured else seen.op(x, *rest, eps=eps)
         return result, (result - bias) / (-2 * (square + eps))
 
-    # Rows of one token are the same row, and the root of a row is one rounding.
-    sample = Sample(rows(seen.found[at]), rows(seen.size(at)), seen.call.precision.name, square)
+    # The root of a row is one rounding, and rows of one token are nearly one row, rounded alike.
+    alike = np.round(np.log(np.maximum(square, 1e-300)) * _APART)
+    sample = Sample(rows(seen.found[at]), rows(seen.size(at)), seen.call.precision.name, alike)
     return estimate(sample, curve, configured, lowest=-float(square.min()) * 0.999)

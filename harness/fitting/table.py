@@ -44,7 +44,7 @@ FITTERS: dict[Callable[..., Any], Fitter] = {
     ops.scale: _factor,
     ops.scaled_embedding: _one("embedding_multiplier", factors.fit_embedding_scale),
     ops.scores: _one("scale", factors.fit_scale),
-    ops.softcap: _one("cap", softcap.fit_cap),
+    ops.softcap: _one("softcap", softcap.fit_cap),
     ops.visible: _one("window", masks.fit_window),
 }
 
