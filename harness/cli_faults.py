@@ -109,7 +109,7 @@ def score(
             dtypes=tuple(dtype or ()),
             real=real,
         )
-        codes.append(run_score(plan, json_file=json_file, markdown=markdown))
+        codes.append(run_score(plan, json_file=json_file, markdown_file=markdown))
     raise typer.Exit(worst(codes))
 
 

@@ -45,15 +45,17 @@ def try_plants(
     from ..engines.plants.engine import Silent
     from ..engines.plants.plant import twin
 
-    waiting = iter(plants)
-    while some := list(islice(waiting, _BESIDE)):
+    for padding, some in _batches(plants):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):
                 healthy = twin(model, attention=attention)
                 faulty = stack.enter_context(plant.planted(healthy, layer))
                 engines.append(Silent(faulty, name=f"{n} {plant.fault}"))
-            result = check(engines, checkpoint=path, token_ids=tokens.tolist(), decode=DECODE)
+            rows = _unequal(tokens) if padding else tokens.tolist()
+            result = check(
+                engines, checkpoint=path, token_ids=rows, padding=padding or None, decode=DECODE
+            )
         for engine, plant in zip(engines, some, strict=True):
             yield outcome(
                 result,
@@ -66,3 +68,17 @@ def try_plants(
                 attention=attention,
                 expected=plant.tap(layer, fused=attention != "eager", config=model.config),
             )
+
+
+def _batches(plants: "Sequence[Plant]") -> Iterator[tuple[str, "list[Plant]"]]:
+    """Plants that walk beside each other: those that take one padding."""
+    for padding in dict.fromkeys(plant.padding for plant in plants):
+        waiting = (plant for plant in plants if plant.padding == padding)
+        while some := list(islice(waiting, _BESIDE)):
+            yield padding, some
+
+
+def _unequal(tokens: TokenIds) -> list[list[int]]:
+    """A batch of the prompt between two other rows, shorter by two and by five tokens."""
+    row = tokens[0].tolist()
+    return [row[::-1][2:], row, [*row[3:-3], *row[:1]]]
