@@ -1,6 +1,6 @@
 """Collects the ops of a run that do not replay and says why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import UNIT_LIMIT
-from ..faults.fault import Catalogue, Facts, Fault, Site
+from ..faults.fault import Catalogue, Facts, Fault, Instead, Site
 from ..replay.call import Made
 from ..replay.lockstep import Replayed
 from ..result import Cause, Diagnosis, Evidence, Fit
 from ..taps import split
-from .evaluate import Score, evaluate, explain, upstream
+from .evaluate import Judge, Score, evaluate, upstream
 from .fits import fit_constants
 from .observe import observe
 from .parameters import held_instead
@@ -163,21 +163,22 @@ class Doctor:
     def _replay(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
         """Every way in which a mistake gives the candidate's numbers to rounding."""
         matches: list[Match] = []
-        nodes = upstream(failure.made)
-        for node in nodes:
-            if node.tap is None:
-                continue
-            site = self._site(node, failure)
-            evidence = Evidence.REPLAY if len(nodes) == 1 else Evidence.SEGMENT
-            for fault in faults:
-                if site.kind not in fault.kinds:
+        judge = Judge(failure.made, failure.found, failure.counted)
+        nodes = [node for node in upstream(failure.made) if node.tap is not None]
+        sites = {id(node.call): self._site(node, failure) for node in nodes}
+        evidence = Evidence.REPLAY if len(nodes) == 1 else Evidence.SEGMENT
+        for fault in faults:
+            own = {key: site for key, site in sites.items() if site.kind in fault.kinds}
+            for instead in _ways(fault, own):
+                value = evaluate(failure.made, instead, bounded=False)
+                if value is None or not judge.plausible(value.value):
                     continue
-                for instead in fault.variant(site):
-                    result = evaluate(failure.made, {id(node.call): instead})
-                    score = explain(failure.made, failure.found, result, counted=failure.counted)
-                    if score is not None and score.units <= UNIT_LIMIT:
-                        precise = not instead.precision
-                        matches.append(Match(fault, instead.detail, score, evidence, precise))
+                result = evaluate(failure.made, instead)
+                score = None if result is None else judge.score(result)
+                if score is not None and score.units <= UNIT_LIMIT:
+                    way = next(iter(instead.values()))
+                    precise = not way.precision
+                    matches.append(Match(fault, way.detail, score, evidence, precise))
         return matches
 
     def _site(self, node: Made, failure: Replayed) -> Site:
@@ -195,6 +196,17 @@ class Doctor:
         )
 
 
+def _ways(fault: Fault, sites: Mapping[int, Site]) -> Iterator[dict[int, Instead]]:
+    """A mistake made at each op of a segment alone, and at all of them alike."""
+    made = {key: list(fault.variant(site)) for key, site in sites.items()}
+    if len(made) > 1:
+        for together in zip(*made.values(), strict=False):
+            yield dict(zip(made, together, strict=True))
+    for key, several in made.items():
+        for instead in several:
+            yield {key: instead}
+
+
 def comparison_kind(failure: Replayed) -> str:
     """The kind of the tap that failed."""
     return split(failure.comparison.tap).kind
@@ -207,7 +219,8 @@ def _best(matches: Sequence[Match]) -> list[Match]:
         held = best.get(match.fault.id)
         if held is None or _rank(match) < _rank(held):
             best[match.fault.id] = match
-    exact = [match for match in best.values() if match.precise] or list(best.values())
+    named = [match for match in best.values() if not match.fault.fallback] or list(best.values())
+    exact = [match for match in named if match.precise] or named
     least = min((match.score.spread for match in exact), default=0.0)
     near = [match for match in exact if match.score.spread <= _NEAR * max(least, 0.1)]
     return sorted(near, key=_rank)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..contract import UNIT_LIMIT
 from ..faults.fault import Instead
 from ..replay.bounds import BOUNDS, unit
 from ..replay.call import Call, Made, Operand
@@ -48,51 +49,88 @@ def upstream(made: Made) -> list[Made]:
     return list(found.values())
 
 
+class _MisfitError(Exception):
+    """A mistake gives a shape that the ops behind it cannot take."""
+
+
 @np.errstate(all="ignore")  # a mistake may well compute what is not finite
-def evaluate(made: Made, instead: Mapping[int, Instead]) -> Operand:
+def evaluate(made: Made, instead: Mapping[int, Instead], *, bounded: bool = True) -> Operand | None:
     """Evaluate an op and what it was made of, with some evaluations replaced.
 
     Args:
         made: The op.
         instead: Replacements by the ``id`` of the call that each replaces.
+        bounded: Whether rounding bounds are wanted.
 
     Returns:
-        Its value in float64 and, as ``incoming``, its rounding bound in units of ``u``.
+        Its value in float64 and, as ``incoming``, its rounding bound in units of ``u``; None where
+        a replacement before the op has another shape than the ops behind it can take.
     """
+    changed = _downstream(made, set(instead))
     known: dict[int, Operand] = {}
 
     def operand(given: Operand | None) -> Operand | None:
-        return given if given is None or given.made is None else run(given.made)
+        if given is None or given.made is None or id(given.made.call) not in changed:
+            return given
+        return run(given.made)
 
     def run(node: Made) -> Operand:
         key = id(node.call)
         if key not in known:
-            known[key] = _run(node, instead.get(key), tuple(map(operand, node.call.inputs)))
+            inputs = tuple(map(operand, node.call.inputs))
+            known[key] = _run(node, instead.get(key), inputs, bounded=bounded)
+            usual = node.call.output.value.shape
+            if node is not made and known[key].value.shape != usual:
+                raise _MisfitError
         return known[key]
 
-    return run(made)
+    try:
+        return run(made)
+    except _MisfitError:
+        return None
 
 
-def _run(node: Made, instead: Instead | None, inputs: tuple[Operand | None, ...]) -> Operand:
+def _downstream(made: Made, replaced: set[int]) -> set[int]:
+    """Calls that are replaced or were made of one that is."""
+    changed: set[int] = set()
+    for node in upstream(made):  # in data-flow order
+        sources = (x.made for x in node.call.inputs if x is not None and x.made is not None)
+        if id(node.call) in replaced or any(id(source.call) in changed for source in sources):
+            changed.add(id(node.call))
+    return changed
+
+
+def _run(
+    node: Made,
+    instead: Instead | None,
+    inputs: tuple[Operand | None, ...],
+    *,
+    bounded: bool,
+) -> Operand:
     if instead is None:
-        return _evaluated(node.op, node.op, replace(node.call, inputs=inputs))
+        call = replace(node.call, inputs=inputs)
+        return _evaluated(node.op, node.op, call, bounded=bounded)
     # A replaced op may keep inputs that were made before it, and those may be replaced as well.
     own = {id(old): new for old, new in zip(node.call.inputs, inputs, strict=True)}
     given = tuple(own.get(id(x), x) for x in instead.inputs)
     call = replace(node.call, inputs=given, constants=dict(instead.constants))
-    result = _evaluated(instead.op, node.op, call, original=node.call)
+    result = _evaluated(instead.op, node.op, call, original=node.call, bounded=bounded)
     if instead.precision and result.incoming is not None:
         ratio = precision(instead.precision).unit_roundoff / call.precision.unit_roundoff
         result.incoming = result.incoming * np.float32(max(1.0, ratio))
     return result
 
 
-def _evaluated(op: Any, replaced: Any, call: Call, *, original: Call | None = None) -> Operand:
+def _evaluated(
+    op: Any, replaced: Any, call: Call, *, bounded: bool, original: Call | None = None
+) -> Operand:
     values = (None if x is None else x.value for x in call.inputs)
     value = op(*values, **call.constants)
     if value.dtype.kind == "f" and value.dtype != np.float64:
         raise TypeError(f"{op.__name__}: computed {value.dtype}, not float64")
     output = Operand(value)
+    if not bounded:
+        return output
     call = replace(call, output=output)
     if op in BOUNDS:
         output.incoming = unit(op, call)
@@ -107,62 +145,71 @@ def _evaluated(op: Any, replaced: Any, call: Call, *, original: Call | None = No
     return output
 
 
-def explain(
-    made: Made, found: Array, evaluated: Operand, *, counted: Array | None = None
-) -> Score | None:
-    """How well an evaluation in place of an op explains what a candidate has there.
+class Judge:
+    """Says how well evaluations explain what a candidate has at one op.
 
     Args:
         made: The op as it should be.
-        found: What the candidate has, float64 or booleans.
-        evaluated: What :func:`evaluate` gave.
-        counted: Booleans of the shape of ``found``, true where a value means something.
-
-    Returns:
-        None where the two have other shapes.
+        found: What the candidate has, float64 or booleans; it may have another shape.
+        counted: Booleans of its shape, true where a value means something; None for everywhere.
     """
-    value, bound = evaluated.value, evaluated.incoming
-    if bound is None or value.ndim != found.ndim:
-        return None
-    if value.shape != found.shape:
-        expected = made.call.output.value.shape
-        if value.shape != expected or any(
-            a > b for a, b in zip(found.shape, expected, strict=True)
-        ):
+
+    def __init__(self, made: Made, found: Array, counted: Array | None = None) -> None:
+        self._call = made.call
+        self._found = found
+        self._counted = counted
+        self._weight: Array | float = 1.0
+        self._before: float | None = None
+        value = made.call.output.value
+        if _covers(value, found):
+            given = covered(value, found)
+            size = _absolute(made.call, unit(made.op, made.call))[given]
+            self._weight = (1.0 if counted is None else counted) / size
+            error = _distance(found, value[given]) * self._weight
+            self._before = float(np.mean(np.square(error)))
+
+    def plausible(self, value: Array) -> bool:
+        """Whether a value is worth a rounding bound: it explains half, or leaves little."""
+        given = self._given(value)
+        if given is None:
+            return False
+        if self._before is None:
+            return True
+        left = _distance(self._found, given) * self._weight
+        if not np.isfinite(left).all():
+            return False
+        mean_square = float(np.mean(np.square(left)))
+        return mean_square < 0.5 * self._before or float(left.max()) < 4 * UNIT_LIMIT
+
+    def score(self, evaluated: Operand) -> Score | None:
+        """How well an evaluation with its bound explains it; None where shapes differ."""
+        value, given = evaluated.value, self._given(evaluated.value)
+        if given is None or evaluated.incoming is None:
             return None
-    given = covered(value, found)
-    error = _distance(found, value[given])
-    size = _absolute(made.call, bound)[given]
-    left = error / size
-    if counted is not None:
-        left = left * counted
-    if not np.isfinite(left).all():
-        return None
-    before = _before(made, found, counted)
-    after = 0.0
-    if before is not None:
-        after = float(np.mean(np.square(error * before.weight)))
-    explained = 1.0 if before is None else 1.0 - after / max(before.mean_square, 1e-300)
-    return Score(explained, float(left.max()), float(np.sqrt(np.mean(np.square(left)))))
+        error = _distance(self._found, given)
+        size = _absolute(self._call, evaluated.incoming)[covered(value, self._found)]
+        left = error / size if self._counted is None else error / size * self._counted
+        if not np.isfinite(left).all():
+            return None
+        explained = 1.0
+        if self._before is not None:
+            after = float(np.mean(np.square(error * self._weight)))
+            explained = 1.0 - after / max(self._before, 1e-300)
+        return Score(explained, float(left.max()), float(np.sqrt(np.mean(np.square(left)))))
+
+    def _given(self, value: Array) -> Array | None:
+        """The part of a value that the candidate gave; None where shapes differ."""
+        if value.shape == self._found.shape:
+            return value
+        whole = value.shape == self._call.output.value.shape
+        return value[covered(value, self._found)] if whole and _covers(value, self._found) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    weight: Array
-    mean_square: float
-
-
-def _before(made: Made, found: Array, counted: Array | None) -> _Before | None:
-    """The error as it stands, in units of the op as it should be; None for another shape."""
-    value = made.call.output.value
-    if value.ndim != found.ndim or any(
-        a > b for a, b in zip(found.shape, value.shape, strict=True)
-    ):
-        return None
-    given = covered(value, found)
-    size = _absolute(made.call, unit(made.op, made.call))[given]
-    weight = (1.0 if counted is None else counted) / size
-    return _Before(weight, float(np.mean(np.square(_distance(found, value[given]) * weight))))
+def _covers(value: Array, found: Array) -> bool:
+    """Whether ``found`` is all of a value or its last positions."""
+    return value.ndim == found.ndim and all(
+        a <= b for a, b in zip(found.shape, value.shape, strict=True)
+    )
 
 
 def _absolute(call: Call, bound: Array) -> Array:

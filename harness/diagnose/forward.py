@@ -25,8 +25,8 @@ Array = NDArray[Any]
 #: Positions of the prompt that are run; those behind them are not needed for the logits before.
 POSITIONS = 64
 
-#: Number of forward passes at most.
-BUDGET = 64
+#: Forward passes at most: as many as so many multiplications pay for, within these two numbers.
+_MULTIPLICATIONS, _FEWEST, _MOST = 2e11, 64, 600
 
 #: Ways of one mistake that are tried at most.
 _WAYS = 16
@@ -59,7 +59,6 @@ def rank(
     *,
     dtype: str,
     faults: Sequence[Fault],
-    budget: int = BUDGET,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Explained]:
     """Run the most plausible mistakes and rank them by how much of the difference each explains.
@@ -70,15 +69,14 @@ def rank(
         tokens: Token ids [B, T], up to :data:`POSITIONS` of them.
         logits: What the candidate has, [B, T, V].
         dtype: Of the candidate: parameters are rounded to it.
-        faults: What to try; the most common first, as long as the budget lasts.
-        budget: Number of forward passes at most.
+        faults: What to try; the most common first, as long as the budget of passes lasts.
         progress: Told how many passes are done, and of how many.
     """
     plain = _Forward(facts, dtype)
     truth = plain.run(model, tokens)
     total = float(np.sum((logits - truth) ** 2))
     found: list[Explained] = []
-    trials = list(islice(_trials(plain.sites, faults), budget))
+    trials = list(islice(_trials(plain.sites, faults), _budget(facts, tokens)))
     end = len(trials)
     for done, (fault, index, detail) in enumerate(trials):
         if done >= end:
@@ -91,6 +89,12 @@ def rank(
             if found[-1].share > _ALL:
                 end = min(end, done + 1 + _AFTER)
     return sorted(found, key=lambda explained: -explained.share)
+
+
+def _budget(facts: Facts, tokens: NDArray[np.int64]) -> int:
+    """Number of forward passes that a model of this size and a prompt of this length may take."""
+    one = tokens.size * sum(int(np.asarray(p).size) for p in facts.parameters.values())
+    return int(min(max(_MULTIPLICATIONS / one, _FEWEST), _MOST))
 
 
 def _trials(sites: Sequence[Site], faults: Sequence[Fault]) -> Iterator[tuple[Fault, int, str]]:
