@@ -96,6 +96,12 @@ class Sample:
     dtype: str
     groups: Array | None = None
 
+    @property
+    def weight(self) -> Array:
+        """How many rounding units 1 is."""
+        weight: Array = 1 / self.size
+        return weight
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -109,17 +115,17 @@ class Step:
 
 
 def least_squares(
-    tangent: Array, error: Array, size: Array, groups: Array | None = None
+    tangent: Array, error: Array, weight: Array, groups: Array | None = None
 ) -> Step | None:
     """One step; None where nothing depends on the constant.
 
     Args:
         tangent: Derivative of the result to the constant, [G, N].
         error: What the candidate has beyond the result, [G, N].
-        size: Of one rounding unit, [G, N].
+        weight: Rounding units in 1, [G, N].
         groups: Label of each row's group.
     """
-    t, r = tangent / size, error / size
+    t, r = tangent * weight, error * weight
     information = np.einsum("gn,gn->g", t, t)
     moment = np.einsum("gn,gn->g", t, r)
     total = float(information.sum())
@@ -127,7 +133,7 @@ def least_squares(
         return None
     change = float(moment.sum()) / total
     r -= change * t
-    left = float(np.abs(r).max())
+    left = max(float(r.max()), -float(r.min()))
     by_row = grouped_error(information, moment, change, groups)
     r *= t
     by_column = grouped_error(np.einsum("gn,gn->n", t, t), r.sum(axis=0), 0.0, None)
@@ -189,11 +195,11 @@ def estimate(
     Returns:
         None where the data say nothing of it.
     """
-    value, (result, tangent) = configured, curve(configured)
-    step = least_squares(tangent, sample.found - result, sample.size, sample.groups)
+    value, (result, tangent), weight = configured, curve(configured), sample.weight
+    step = least_squares(tangent, sample.found - result, weight, sample.groups)
     if step is None:
         return None
-    systematic = _of_rounding(sample, result, tangent)
+    systematic = _of_rounding(sample.dtype, result, tangent, weight)
     power = 0.0
     for _ in range(_STEPS):
         change = step.change
@@ -204,7 +210,7 @@ def estimate(
         if change == step.change and _is_small(step, value):
             break
         result, tangent = curve(value)
-        again = least_squares(tangent, sample.found - result, sample.size, sample.groups)
+        again = least_squares(tangent, sample.found - result, weight, sample.groups)
         if again is None:
             return None
         step = again
@@ -224,16 +230,16 @@ def _is_small(step: Step, value: float) -> bool:
     return abs(step.change) <= max(1e-5 * abs(value), 0.1 * step.error)
 
 
-def _of_rounding(sample: Sample, result: Array, tangent: Array) -> float:
+def _of_rounding(dtype: str, result: Array, tangent: Array, weight: Array) -> float:
     """By how much the constant seems off where the exact result is rounded, and nothing else.
 
     Rounding is no noise where many results lie close together: then all of them are rounded the
     same way.
     """
-    error = rounded(result, sample.dtype).astype(np.float64)
+    error = rounded(result, dtype).astype(np.float64)
     error -= result
-    t = tangent / sample.size
-    error /= sample.size
+    error *= weight
+    t = tangent * weight
     return abs(float(np.vdot(t, error)) / float(np.vdot(t, t)))
 
 
@@ -244,4 +250,4 @@ def _without_outliers(sample: Sample, result: Array, tangent: Array, step: Step)
     if np.count_nonzero(far) > max(1, left.size // _OUTLIERS) or left.size < _OUTLIERS:
         return None
     kept = np.where(far, 0.0, tangent)
-    return least_squares(kept, np.where(far, 0.0, sample.found - result), sample.size)
+    return least_squares(kept, np.where(far, 0.0, sample.found - result), sample.weight)

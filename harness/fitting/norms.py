@@ -9,13 +9,16 @@ from .seen import Seen, rows, thin
 #: Rows whose mean squares differ by less than one part in so many count as one.
 _APART = 1000
 
+#: Norms are many, and a few rows of them tell as much as all.
+_MOST = 1 << 14
+
 
 def fit_eps(seen: Seen) -> Estimate | None:
     """The epsilon of an RMSNorm or a LayerNorm.
 
     ``d y / d eps = -(y - bias) / (2 (m + eps))`` with m the mean square, or the variance.
     """
-    at = thin(seen.found.shape, whole=True)
+    at = thin(seen.found.shape, most=_MOST, whole=True)
     weight = seen.call.input(1).value
     if weight.ndim > 1:  # each head has its own
         weight = rows(np.broadcast_to(weight, seen.found.shape)[at])
