@@ -177,7 +177,8 @@ def _gain_in_float32(at: Planting) -> None:
         y = _no_mean(module)(x.float(), epsilon(module))
         if from_one(at.config):
             return gain(module) * y.to(x.dtype)
-        return (module.weight.float() * y).to(x.dtype)
+        scaled: Tensor = module.weight.float() * y
+        return scaled.to(x.dtype)
 
     replace_forward(module, forward)
 
