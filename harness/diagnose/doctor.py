@@ -1,7 +1,7 @@
 """Collects the ops of a run that do not replay and says why."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..replay.call import Made
 from ..replay.lockstep import Replayed
 from ..result import Cause, Diagnosis, Evidence, Fit
 from ..taps import split
+from ..verdict import describe_fit
 from .evaluate import Judge, Score, evaluate, upstream
 from .fits import fit_constants
 from .observe import observe
@@ -148,17 +149,11 @@ class Doctor:
             ]
         trends = {fit.constant: fit for fit in comparison.fits if fit.excluded}
         if trends and comparison.local is not None and comparison.local.units <= UNIT_LIMIT:
-            return [
-                Match(
-                    fault,
-                    f"{fault.constant} = {trends[fault.constant].fitted:.6g}",
-                    Score(1.0, comparison.local.units, 0.0),
-                    Evidence.FIT,
-                )
-                for fault in faults
-                if fault.constant in trends and comparison_kind(failure) in fault.kinds
-            ]
-        return _best(self._replay(failure, faults))
+            # Within the limit nearly every mistake "explains" the numbers: ask those of the trend.
+            own = [fault for fault in faults if fault.constant in trends]
+            matches = _best(self._replay(failure, own)) or _only(own, comparison.local.units)
+            return [_with_trend(replace(m, evidence=Evidence.FIT), trends) for m in matches]
+        return [_with_trend(m, trends) for m in _best(self._replay(failure, faults))]
 
     def _replay(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
         """Every way in which a mistake gives the candidate's numbers to rounding."""
@@ -207,9 +202,21 @@ def _ways(fault: Fault, sites: Mapping[int, Site]) -> Iterator[dict[int, Instead
             yield {key: instead}
 
 
-def comparison_kind(failure: Replayed) -> str:
-    """The kind of the tap that failed."""
-    return split(failure.comparison.tap).kind
+def _only(faults: Sequence[Fault], units: float) -> list[Match]:
+    """The one mistake that there is with a constant, where no variant of it makes the value."""
+    if len(faults) != 1:
+        return []
+    return [Match(faults[0], "", Score(1.0, units, 0.0), Evidence.FIT)]
+
+
+def _with_trend(match: Match, trends: Mapping[str, Fit]) -> Match:
+    """A mistake in a constant with what the fit says of it."""
+    fit = trends.get(match.fault.constant)
+    if fit is None:
+        return match
+    said = describe_fit(fit)
+    both = said if not match.detail or "+-" in match.detail else f"{match.detail}; {said}"
+    return replace(match, detail=both)
 
 
 def _best(matches: Sequence[Match]) -> list[Match]:

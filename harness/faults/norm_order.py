@@ -338,7 +338,7 @@ FAULTS = (
         topic="norm.residual",
         kinds=RESIDUALS,
         variant=_multiplier,
-        constant="factor",
+        constant="residual_multiplier",
         symptom="Garbage where the config has a multiplier that is ignored (Granite: 0.22), mild "
         "loss of quality where it is a little off.",
         advice="Multiply the result of attention and MLP, not the stream, by residual_multiplier "
