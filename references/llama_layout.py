@@ -49,6 +49,7 @@ def read_decoder(
     kv_heads: int | None = None,
     head_dim: int | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
     tied: bool = False,
 ) -> Decoder:
     """Read the shared keys.
@@ -59,6 +60,7 @@ def read_decoder(
             as there are heads; a null always means that.
         head_dim: The same for D, None for C / H.
         activation: The key that names the activation, and its default.
+        eps: The key that holds the epsilon of all norms, and its default.
         tied: Default of ``tie_word_embeddings``.
 
     Raises:
@@ -77,7 +79,7 @@ def read_decoder(
         heads=heads,
         kv_heads=shared,
         head_dim=read.integer("head_dim", channels // heads if head_dim is None else head_dim),
-        eps=read.number("rms_norm_eps", 1e-6),
+        eps=read.number(*eps),
         activation=read.choice(activation[0], ACTIVATIONS, default=activation[1]),
         tied=read.flag("tie_word_embeddings", default=tied),
         attention_bias=read.flag("attention_bias", default=False),

@@ -141,6 +141,12 @@ def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
     """``weight * (x - mean) / sqrt(variance + eps) + bias`` over the last axis.
 
     Source: Ba et al. 2016, Layer Normalization, equation 4.
+
+    Args:
+        x: [..., N].
+        weight: [N], or of further axes too: [H, 1, N] for a weight of each head.
+        bias: As ``weight``.
+        eps: Added to the variance.
     """
     xp = array_namespace(x)
     wide = _wide(x)
@@ -173,27 +179,31 @@ def rms_norm_from_one(x: Array, weight: Array, *, eps: float) -> Array:
 
 
 def rope(x: Array, *, positions: Array, frequencies: Array, attention_factor: float = 1.0) -> Array:
-    """Rotate pairs ``(i, i + D/2)`` of each head by ``position * frequency[i]``.
+    """Rotate pairs ``(i, i + R/2)`` of each head by ``position * frequency[i]``.
+
+    Of a head's D elements the first R are rotated, twice as many as there are frequencies; the
+    others pass as they are.
 
     Source: Su et al. 2021, RoFormer, equation 34, with the pairing of the halves that Hugging Face
-    checkpoints of Llama are stored for (GPT-NeoX's), not of neighbours.
+    checkpoints of Llama are stored for (GPT-NeoX's), not of neighbours; Black et al. 2022,
+    GPT-NeoX-20B, section 2.1, for the rotation of a part.
 
     Args:
         x: [B, H, T, D].
         positions: [B, T] integers.
-        frequencies: [D/2] float64, radians per position. The angles are formed in the dtype of
+        frequencies: [R/2] float64, radians per position. The angles are formed in the dtype of
             ``x``, at least float32.
         attention_factor: Multiplies cosine and sine (YaRN, Peng et al. 2023, section 3.4).
     """
     xp = array_namespace(x)
     wide = _wide(x)
     times = xp.astype(_beside(positions, x), wide.dtype)[:, None, :, None]
-    angles = times * xp.astype(_beside(frequencies, x), wide.dtype)  # [B, 1, T, D/2]
+    angles = times * xp.astype(_beside(frequencies, x), wide.dtype)  # [B, 1, T, R/2]
     cos, sin = xp.cos(angles) * attention_factor, xp.sin(angles) * attention_factor
-    half = x.shape[-1] // 2
-    first, second = wide[..., :half], wide[..., half:]
-    rotated = xp.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return _like(rotated, x)
+    half = angles.shape[-1]
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return _like(xp.concat([*rotated, rest], axis=-1), x)
 
 
 def extend(past: Array | None, new: Array, *, keep: int | None = None) -> Array:

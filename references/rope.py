@@ -19,7 +19,7 @@ class Rotation:
     """What rotates queries and keys in one forward pass.
 
     Attributes:
-        frequencies: [D/2] radians per position.
+        frequencies: [R/2] radians per position, R the rotated elements of a head.
         attention_factor: Multiplies cosine and sine.
     """
 

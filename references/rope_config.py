@@ -12,7 +12,9 @@ from .rope import SCALINGS, Rope
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def read_rope(config: ConfigReader, *, dim: int, default_theta: float = 10000.0) -> Rope:
+def read_rope(
+    config: ConfigReader, *, dim: int, default_theta: float = 10000.0, partial: float | None = None
+) -> Rope:
     """Read a config's rotary embedding, in the flat or in the nested spelling.
 
     ``rope_theta`` and ``rope_scaling`` at the top level are what transformers wrote before
@@ -21,14 +23,19 @@ def read_rope(config: ConfigReader, *, dim: int, default_theta: float = 10000.0)
 
     Args:
         config: The reader.
-        dim: Number of rotated elements of a head.
+        dim: Number of elements of a head.
         default_theta: What the family takes where the config names no theta.
+        partial: Which part of a head is rotated where the config does not name it; None for a
+            family that rotates all of it.
 
     Raises:
         ConfigError: A scaling type or parameter that is unknown, absent or contradictory.
     """
-    new = _Spelling("rope_parameters", config.get("rope_parameters", {}))
-    old = _Spelling("rope_scaling", config.get("rope_scaling", {}))
+    part = partial is not None
+    new = _Spelling("rope_parameters", config.get("rope_parameters", {}), part=part)
+    old = _Spelling("rope_scaling", config.get("rope_scaling", {}), part=part)
+    if partial is not None:
+        dim = _rotated(config, new, old, dim=dim, default=partial)
     return _read(config, new, old, dim=dim, flat_theta="rope_theta", default_theta=default_theta)
 
 
@@ -72,19 +79,42 @@ def read_rope_of_layer_types(
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
-    """What one object of the config says, with the name of its key for messages."""
+    """What one object of the config says, with the name of its key for messages.
+
+    Attributes:
+        part: Whether it may say that part of a head is rotated.
+    """
 
     key: str
     said: Mapping[str, Any]
+    part: bool = False
 
     def __post_init__(self) -> None:
         key, said = self.key, self.said
         if not isinstance(said, Mapping):
             raise unusable(key, "an object with rope_type", said)
-        if said.get("partial_rotary_factor") not in (None, 1, 1.0):
+        if not self.part and said.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise unusable(f"{key}.partial_rotary_factor", "1.0", said["partial_rotary_factor"])
         if "type" in said and "rope_type" in said and said["type"] != said["rope_type"]:
             raise _contradiction(f"{key}.type", said["type"], f"{key}.rope_type", said["rope_type"])
+
+
+def _rotated(
+    config: ConfigReader, new: _Spelling, old: _Spelling, *, dim: int, default: float
+) -> int:
+    """Number of rotated elements of a head."""
+    name = "partial_rotary_factor"
+    given = _agreed(
+        (name, config.get(name)),
+        (f"{new.key}.{name}", new.said.get(name)),
+        (f"{old.key}.{name}", old.said.get(name)),
+    )
+    factor = default if given is None else positive(name, given)
+    rotated = int(dim * factor)  # downwards, as measured
+    if rotated > dim or rotated < 2 or rotated % 2:
+        expected = f"a part of the {dim} elements of a head that is even, not {rotated}"
+        raise unusable(name, expected, factor)
+    return rotated
 
 
 def _read(

@@ -220,6 +220,7 @@ KINDS = {
         *(*OUTER, *(kind for kind in LAYERED if kind not in DENSE), "attn.q_norm", "attn.k_norm"),
         *("mlp.router", "mlp.chosen", "mlp.router_weights"),
     ),
+    "stablelm": (*OUTER, *LAYERED),
     "gemma3_text": (
         *(*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
         *("attn_post_norm", "mlp_post_norm"),
@@ -320,6 +321,18 @@ TINY_GEMMA3: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+#: Heads of 8 elements, of which 4 are rotated; it knows no other head dim than C / H.
+TINY_STABLELM: dict[str, Any] = {
+    **{key: value for key, value in TINY.items() if key not in ("head_dim", "rms_norm_eps")},
+    "layer_norm_eps": 1e-5,
+    "use_qkv_bias": True,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+
 TINY_GPT2: dict[str, Any] = {
     "vocab_size": 101,
     "n_embd": 48,
@@ -339,6 +352,7 @@ TINY_OF_FAMILY = {
     "qwen3_moe": TINY | TINY_QWEN3_MOE,
     "gemma3_text": TINY | TINY_GEMMA3,
     "gpt2": TINY_GPT2,
+    "stablelm": TINY_STABLELM,
 }
 
 

@@ -45,7 +45,7 @@ def comparison(result: RunResult, tap: str) -> Comparison:
     ("attention", "lacking"), [("eager", set()), ("sdpa", FUSED)], ids=["eager", "sdpa"]
 )
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe"]
+    "family", ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe", "stablelm"]
 )
 def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
     tiny: Tiny,
@@ -59,7 +59,8 @@ def test_engine_gives_every_tap_that_it_does_not_declare_unavailable(
     taps = trace(engine)
     assert set(taps) == {t for t in family_taps(family, 3) if split(t).kind not in lacking}
     assert set(engine.unavailable) == lacking
-    sizes = SIZES | {"P": 3 * 48, "E": 8} | ({"K": 6, "D": 8} if family == "gpt2" else {})
+    own = {"gpt2": {"P": 3 * 48, "K": 6, "D": 8}, "qwen3_moe": {"E": 8}, "stablelm": {"D": 8}}
+    sizes = SIZES | own.get(family, {})
     for tap, array in taps.items():
         assert array.shape == tuple(sizes[axis] for axis in axes_of(tap)), tap
 

@@ -165,7 +165,35 @@ QWEN3_MOE: dict[str, dict[str, Any]] = {
     "yarn": LLAMA["yarn"],
 }
 
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe"]
+
+def part(share: float, **scaling: Any) -> dict[str, Any]:
+    """A config that rotates part of each head."""
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": share}
+    return {"rope_parameters": rope | scaling}
+
+
+STABLELM: dict[str, dict[str, Any]] = {
+    "half": {},
+    "quarter": part(0.25),
+    "three quarters": part(0.75),
+    "rounded down": part(0.6),
+    "whole": part(1.0),
+    "default part": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+    "flat": {"rope_parameters": None, "partial_rotary_factor": 0.75, "rope_theta": 500.0},
+    "linear": part(0.5, rope_type="linear", factor=3.0),
+    "dynamic": part(0.5, rope_type="dynamic", factor=2.0) | {"max_position_embeddings": 16},
+    "llama3": part(0.5, **LLAMA["llama3"]["rope_parameters"]),
+    "yarn": part(0.75, **LLAMA["yarn with options"]["rope_parameters"]),
+    "no biases": {"use_qkv_bias": False},
+    "normalised": {"qk_layernorm": True},
+    "parallel": {"use_parallel_residual": True},
+    "parallel and normalised": {"use_parallel_residual": True, "qk_layernorm": True},
+    "mha": {"num_key_value_heads": 6},
+    "tied": {"tie_word_embeddings": True},
+    "epsilon": {"layer_norm_eps": 1e-2},
+}
+
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe", "stablelm"]
 
 
 def run(path: Path, *, batch: int, length: int = 23, decode: int = 3) -> RunResult:
@@ -273,6 +301,35 @@ def test_every_way_to_compute_experts_agrees(
     units = [c.local.units for c in result.comparisons if c.local and c.op == "experts"]
     assert len(units) == 3 * 3
     assert 0.2 < max(units) < 2
+
+
+@pytest.mark.parametrize("option", STABLELM)
+def test_stablelm_agrees_with_transformers(
+    tiny: Callable[..., Path], require_healthy: Require, option: str
+) -> None:
+    given = STABLELM[option]
+    more = {"q_norm", "k_norm"} if given.get("qk_layernorm") else set()
+    less = {"resid_mid", "mlp_norm"} if given.get("use_parallel_residual") else set()
+    require_healthy(
+        run(tiny("stablelm", **given), batch=1),
+        "stablelm",
+        more={f"layers.{n}.attn.{kind}" for n in range(3) for kind in more},
+        without={f"layers.{n}.{kind}" for n in range(3) for kind in less},
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parallel_and_normalised_layers_agree_in_half_precision(
+    tiny: Callable[..., Path], dtype: str
+) -> None:
+    path = tiny("stablelm", **STABLELM["parallel and normalised"])
+    engine = HFEngine.load(path, dtype=dtype)
+    assert not engine.unavailable
+    rows = [[5, 17, 90, 3, 44, 61, 8, 29, 73, 12, 1, 55]]
+    verdict = check(engine, checkpoint=path, token_ids=rows, decode=3).candidates[0]
+    assert verdict.verdict in (Verdict.PASS, Verdict.ROUNDING), verdict.reason
+    assert verdict.worst_units is not None
+    assert 0.3 < verdict.worst_units < UNIT_LIMIT / 2, verdict.worst_tap
 
 
 @pytest.mark.parametrize("option", GPT2)

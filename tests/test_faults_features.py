@@ -1,4 +1,7 @@
-"""Faults of what few families have, planted in small random models: multipliers of Granite."""
+"""Faults of what few families have, planted in small random models.
+
+Granite's multipliers, mixtures of experts, and a rotation of part of each head.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from harness import HFEngine, RunResult, check
 from harness.result import Comparison, Verdict
@@ -282,3 +286,140 @@ def test_equal_experts_may_be_exchanged(tiny: Tiny, load_model: Load, tmp_path: 
     assert chosen[0].difference.max_abs == 1.0  # the choice is another, and is told so
     assert chosen[0].local is not None
     assert 0 < chosen[0].local.units < 0.1
+
+
+# StableLM: 4 of the 8 elements of a head are rotated.
+
+
+class _Rotating(TorchFunctionMode):
+    """Sees the rotated part of queries and keys on its way back to the rest of the head."""
+
+    def __init__(self, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        joined = args[0] if func is torch.cat and args else ()
+        if [x.shape[-1] for x in joined] == [4, 4]:
+            args = (self._change(*joined), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def rotating(change: Callable[[torch.Tensor, torch.Tensor], Any]) -> Plant:
+    """The rotated and the passed part of heads in layer 1, changed."""
+
+    def plant(model: Any) -> None:
+        layer = model.model.layers[1].self_attn
+        forward = layer.forward
+
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with _Rotating(change):
+                return forward(*args, **kwargs)
+
+        layer.forward = patched
+
+    return plant
+
+
+def rest_first(rotated: torch.Tensor, rest: torch.Tensor) -> Any:
+    return rest, rotated
+
+
+def rest_scaled(rotated: torch.Tensor, rest: torch.Tensor) -> Any:
+    return rotated, rest * 1.0001
+
+
+def rest_lost(rotated: torch.Tensor, rest: torch.Tensor) -> Any:
+    return rotated, torch.zeros_like(rest)
+
+
+def frequencies_of_the_whole_head(model: Any) -> None:
+    """As if the exponents were divided by D and not by R."""
+    model.model.rotary_emb.inv_freq = 1000.0 ** -(torch.arange(0, 4, 2) / 8)
+
+
+def quarter_rotated(model: Any) -> None:
+    """The second pair does not turn."""
+    model.model.rotary_emb.inv_freq[1] = 0.0
+
+
+def norm_without_mean(model: Any) -> None:
+    norm = model.model.layers[1].input_layernorm
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+        return scaled.mul(norm.weight).add(norm.bias)
+
+    norm.forward = forward
+
+
+STABLELM: list[tuple[Plant, str]] = [
+    (rotating(rest_first), "layers.1.attn.q_rope"),
+    (rotating(rest_scaled), "layers.1.attn.q_rope"),
+    (rotating(rest_lost), "layers.1.attn.q_rope"),
+    (frequencies_of_the_whole_head, "layers.0.attn.q_rope"),
+    (quarter_rotated, "layers.0.attn.q_rope"),
+    (norm_without_mean, "layers.1.attn_norm"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "tap"), STABLELM, ids=[f"{tap}-{n}" for n, (_, tap) in enumerate(STABLELM)]
+)
+def test_stablelm_fault_is_placed(
+    tiny: Tiny, load_model: Load, attention: str, plant: Plant, tap: str
+) -> None:
+    require_placed(tiny, load_model, "stablelm", attention, plant, tap, "")
+
+
+def weights_of_heads_in_another_order(model: Any) -> None:
+    norm = model.model.layers[1].self_attn.q_layernorm
+    norm.norms = torch.nn.ModuleList(reversed(list(norm.norms)))
+
+
+def test_a_weight_of_one_head_is_held_against_the_checkpoint(tiny: Tiny, load_model: Load) -> None:
+    path = tiny("stablelm", qk_layernorm=True)
+    model = load_model(path)
+    with torch.no_grad():
+        model.model.layers[2].self_attn.k_layernorm.norms[1].weight[5] += 1e-6
+    result = check(HFEngine(model), checkpoint=path, token_ids=TOKENS)
+    weights = assert_first(result, "layers.2.attn.k_norm").weights
+    name = "model.layers.2.self_attn.k_layernorm.norms.*.weight"
+    assert [(w.name, w.differing, w.index) for w in weights] == [(name, 1, (1, 0, 5))]
+
+
+def one_after_the_other(model: Any) -> None:
+    """The MLP reads the norm of what attention has made, in a layer that has them side by side."""
+    layer = model.model.layers[1]
+    made: dict[str, torch.Tensor] = {}
+    layer.self_attn.register_forward_hook(lambda m, a, out: made.__setitem__("attn", out[0]))
+    layer.mlp.register_forward_pre_hook(lambda m, args: (args[0] + made["attn"],))
+
+
+def attention_added_twice(model: Any) -> None:
+    layer = model.model.layers[1]
+    made: dict[str, torch.Tensor] = {}
+    layer.self_attn.register_forward_hook(lambda m, a, out: made.__setitem__("attn", out[0]))
+    layer.register_forward_hook(
+        lambda m, a, out: (
+            (out[0] + made["attn"], *out[1:]) if isinstance(out, tuple) else out + made["attn"]
+        )
+    )
+
+
+PARALLEL: list[tuple[Plant, str]] = [
+    (weights_of_heads_in_another_order, "layers.1.attn.q_norm"),
+    (one_after_the_other, "layers.1.mlp.gate"),
+    (attention_added_twice, "layers.1.resid_post"),
+]
+
+
+@pytest.mark.parametrize(("plant", "tap"), PARALLEL, ids=[tap for _, tap in PARALLEL])
+def test_fault_of_parallel_layers_is_placed(
+    tiny: Tiny, load_model: Load, plant: Plant, tap: str
+) -> None:
+    path = tiny("stablelm", use_parallel_residual=True, qk_layernorm=True)
+    model = load_model(path)
+    assert run(model, path).verdict in (Verdict.PASS, Verdict.ROUNDING)
+    plant(model)
+    assert_first(run(model, path), tap)

@@ -28,7 +28,7 @@ Tiny = Callable[..., Path]
 Load = Callable[..., Any]
 
 ROWS = ((5, 17, 90, 3, 44, 61, 8, 29, 73, 12), (7, 3, 9), (1, 2, 3, 4, 5, 6, 7))
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe"]
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe", "stablelm"]
 #: Their layers have windows of 6.
 WINDOWED = ("qwen3", "gemma3_text")
 LEFT = Padding("left", (0, 7, 3), 10)

@@ -64,7 +64,15 @@ def test_the_check_can_fail() -> None:
 def test_a_family_is_found_by_the_name_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert families.names() == ["gemma3_text", "gpt2", "granite", "llama", "qwen3", "qwen3_moe"]
+    assert families.names() == [
+        "gemma3_text",
+        "gpt2",
+        "granite",
+        "llama",
+        "qwen3",
+        "qwen3_moe",
+        "stablelm",
+    ]
     (tmp_path / "planted3.py").write_text('DERIVED = ("planted",)\n')
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     try:
@@ -76,6 +84,7 @@ def test_a_family_is_found_by_the_name_of_its_file(
             "planted3",
             "qwen3",
             "qwen3_moe",
+            "stablelm",
         ]
         assert families.load("planted3").DERIVED == ("planted",)
     finally:

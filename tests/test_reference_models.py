@@ -183,6 +183,16 @@ def gemma3_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return arguments | {"rope_parameters": kinds}
 
 
+def stablelm_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    arguments = rotating_arguments(draw)
+    for key in ("head_dim", "attention_bias"):
+        arguments.pop(key)
+    arguments["hidden_size"] = 8 * arguments["num_attention_heads"]
+    arguments["layer_norm_eps"] = arguments.pop("rms_norm_eps")
+    arguments["rope_parameters"]["partial_rotary_factor"] = draw(st.sampled_from([0.5, 0.75, 1.0]))
+    return arguments | {"use_qkv_bias": draw(st.booleans())}
+
+
 def gpt2_arguments(draw: st.DrawFn) -> dict[str, Any]:
     heads = draw(st.integers(2, 5))
     return {
@@ -224,6 +234,7 @@ ARGUMENTS: dict[str, Callable[[st.DrawFn], dict[str, Any]]] = {
     "llama": llama_arguments,
     "qwen3": qwen3_arguments,
     "qwen3_moe": qwen3_moe_arguments,
+    "stablelm": stablelm_arguments,
 }
 
 
@@ -314,6 +325,9 @@ FIRST_ROPE = "layers.0.attn.q_rope"
         ("qwen3_moe", None, {"norm_topk_prob": False}, "layers.0.mlp.router_weights"),
         ("qwen3_moe", None, {"num_experts_per_tok": 2}, "layers.0.mlp.chosen"),
         ("qwen3_moe", None, {"num_experts_per_tok": 4}, "layers.0.mlp.chosen"),
+        ("stablelm", None, {"layer_norm_eps": 1.2e-5}, "layers.0.attn_norm"),
+        ("stablelm", None, {"rope_parameters.partial_rotary_factor": 0.75}, FIRST_ROPE),
+        ("stablelm", None, {"rope_parameters.partial_rotary_factor": 1.0}, FIRST_ROPE),
         ("qwen3", None, {"rms_norm_eps": 1.2e-5}, "layers.0.attn_norm"),
         ("qwen3", None, {"sliding_window": 7}, "layers.1.attn.mask"),
         ("qwen3", None, {"layer_types": ["sliding_attention"] * 3}, "layers.0.attn.mask"),

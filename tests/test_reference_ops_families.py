@@ -199,3 +199,23 @@ def test_experts_add_up_gated_mlps_by_weight(library: str) -> None:
             inner = [a / (1 + math.exp(-a)) * b for a, b in zip(g, u, strict=True)]
             expected[i, t] += s[i, t, e] * (down @ inner)
     require(library, ops.experts(x, shares, *matrices, activation=ops.silu), expected)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 4])
+def test_rope_of_a_part_turns_its_halves_and_passes_the_rest(library: str, pairs: int) -> None:
+    """Pairs lie within the part: 0 and 2 of four, not 0 and D/2."""
+    x, p = draw(library, B, H, T, D)
+    positions = np.array([[0, 3, 7], [1, 2, 30]])
+    frequencies = 100.0 ** -(np.arange(pairs) / pairs)
+    expected = p.copy()
+    for i, h, t, n in np.ndindex(B, H, T, pairs):
+        angle = positions[i, t] * frequencies[n]
+        first, second = p[i, h, t, n], p[i, h, t, n + pairs]
+        expected[i, h, t, n] = first * math.cos(angle) - second * math.sin(angle)
+        expected[i, h, t, n + pairs] = second * math.cos(angle) + first * math.sin(angle)
+    given: dict[str, Any] = {"positions": positions, "frequencies": frequencies}
+    found = ops.rope(x, **given)
+    require(library, found, expected, rounds=30.0)
+    assert np.array_equal(value(found)[..., 2 * pairs :], p[..., 2 * pairs :])
+    scaled = value(ops.rope(x, **given, attention_factor=1.5))
+    assert np.array_equal(scaled[..., 2 * pairs :], p[..., 2 * pairs :])  # cosine and sine alone

@@ -145,14 +145,14 @@ def make_part_heads(rng: Random, n: int, kind: str, scale: float) -> Example:
 
 
 def make_rope(rng: Random, n: int, kind: str, scale: float) -> Example:
-    pairs = min(n, 64)
+    pairs, rest = min(n, 64), int(rng.choice([0, 0, 3, 20]))
     theta = float(rng.choice([1e2, 1e4, 1e6]))
     constants = {
         "positions": rng.integers(0, 8193, (2, 5)),
         "frequencies": theta ** (-np.arange(pairs) / pairs),
         "attention_factor": float(rng.choice([1.0, 1.3])),
     }
-    return Example(ops.rope, (values(rng, (2, 3, 5, 2 * pairs), kind, scale),), constants)
+    return Example(ops.rope, (values(rng, (2, 3, 5, 2 * pairs + rest), kind, scale),), constants)
 
 
 def make_scores(rng: Random, n: int, kind: str, scale: float) -> Example:
@@ -337,8 +337,9 @@ def torch_rope(x: torch.Tensor, constants: dict[str, Any]) -> torch.Tensor:
     angles = positions * torch.as_tensor(constants["frequencies"]).float()
     factor = constants["attention_factor"]
     cos, sin = ((f(angles) * factor).to(x.dtype) for f in (torch.cos, torch.sin))
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    pairs = angles.shape[-1]
+    first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
 def torch_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

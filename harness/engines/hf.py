@@ -17,9 +17,9 @@ from ..errors import EngineError, MissingPackageError, UsageError
 from ..padding import Padding
 from ..result import EngineInfo
 from .hf_attention import AttentionTap
-from .hf_experts import unpacked
 from .hf_hooks import ModuleTaps
 from .hf_modules import MODULE_MAPS
+from .hf_parameters import stacked, unpacked
 from .protocol import Emit
 
 Array = NDArray[Any]
@@ -122,12 +122,13 @@ class HFEngine:
     @property
     def parameters(self) -> dict[str, Array]:
         """The model's parameters as the checkpoint names them, not copied in main memory."""
-        return {
+        named = {
             name: to_numpy(piece, copy=False)
             for whole, parameter in self.model.named_parameters()
             if parameter.device.type != "meta"
             for name, piece in unpacked(whole, parameter, self._map.packed)
         }
+        return named | stacked(named, self._map.stacked)
 
     def info(self) -> EngineInfo:
         """What ran."""

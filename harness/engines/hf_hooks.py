@@ -54,7 +54,8 @@ class ModuleTaps:
         self._hooks: dict[_Place, dict[str, list[Hook]]] = defaultdict(lambda: defaultdict(list))
         self._batch = 1
         for hook in module_map.hooks:
-            if hook.where and getattr(config, hook.where, None) is None:
+            wanted, key = not hook.where.startswith("!"), hook.where.removeprefix("!")
+            if key and bool(getattr(config, key, None)) is not wanted:
                 continue
             self._place(hook, modules, config.num_hidden_layers)
 

@@ -28,7 +28,8 @@ class Hook:
         layout: How the array lies there: ``BTC`` as it is, ``BT(HD)`` with heads still merged,
             ``BTHD`` with heads before they are moved ahead of the positions, ``1TC`` with one row
             for all sequences of a batch, ``(BT)C`` with the tokens of a batch in one row.
-        where: Key of the config that must be set for the tap to be there; empty for always.
+        where: Key of the config that must be set for the tap to be there, neither null nor false;
+            with ``!`` ahead, that must not be; empty for always.
         layer: Layer that the module lies in although the tap lies outside the layers.
         unless: Module that a layer without this tap has in its place; empty for none.
         take: From all that goes in, or all that comes out, to the tensor.
@@ -62,7 +63,9 @@ class ModuleMap:
             eager attention, in place of the eager function.
         scores_cap: Key of the config that caps the scores where it is set; empty if none does.
         packed: End of the name of a parameter that holds those of all experts to the names of
-            the linear maps in it; see :func:`harness.engines.hf_experts.unpacked`.
+            the linear maps in it; see :func:`harness.engines.hf_parameters.unpacked`.
+        stacked: Names of parameters that differ in one number, ``*``, of which the reference makes
+            one: [*, 1, ...] under that name.
     """
 
     hooks: tuple[Hook, ...]
@@ -72,6 +75,7 @@ class ModuleMap:
     own_eager: Mapping[str, str] = field(default_factory=dict)
     scores_cap: str = ""
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
 
 
 _LLAMA_HOOKS = (
@@ -139,6 +143,23 @@ _GEMMA3_HOOKS = (
     Hook("logits_uncapped", "lm_head", where="final_logit_softcapping"),
 )
 
+_SEQUENTIAL = ("layers.{n}.resid_mid", "layers.{n}.mlp_norm")
+
+_STABLELM_HOOKS = (
+    *(
+        replace(hook, where="!use_parallel_residual") if hook.tap in _SEQUENTIAL else hook
+        for hook in _LLAMA_HOOKS
+    ),
+    *(
+        Hook(
+            f"layers.{{n}}.attn.{name}_norm",
+            f"model.layers.{{n}}.self_attn.{name}_layernorm",
+            where="qk_layernorm",
+        )
+        for name in "qk"
+    ),
+)
+
 _GPT2_HOOKS = (
     Hook("embed", "transformer.wte"),
     Hook("pos_embed", "transformer.wpe", layout="1TC"),
@@ -167,6 +188,10 @@ MODULE_MAPS = {
     "granite": ModuleMap(_GRANITE_HOOKS),
     "llama": ModuleMap(_LLAMA_HOOKS),
     "qwen3": ModuleMap(_QWEN3_HOOKS),
+    "stablelm": ModuleMap(
+        _STABLELM_HOOKS,
+        stacked=tuple(f"self_attn.{name}_layernorm.norms.*.weight" for name in "qk"),
+    ),
     "qwen3_moe": ModuleMap(
         _QWEN3_MOE_HOOKS,
         packed={

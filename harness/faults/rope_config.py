@@ -1,6 +1,7 @@
 """The rotations that a checkpoint's config names, for the variants of RoPE."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ _LAYER_TYPES = {"full_attention": 1e6, "sliding_attention": 1e4}
 
 def ropes_of(site: Site) -> Mapping[str, rotary.Rope]:
     """The config's rotations by layer type; under an empty name where all layers share one."""
-    raw = site.facts.config
+    raw = _without_part(site.facts.config)
     read = configs.ConfigReader(raw)
     given = raw.get("rope_parameters") or {}
     apart = any(kind in given for kind in _LAYER_TYPES) or "rope_local_base_freq" in raw
@@ -25,6 +26,15 @@ def ropes_of(site: Site) -> Mapping[str, rotary.Rope]:
             read, dim=size_of(site), default_thetas=_LAYER_TYPES
         )
     return {"": rope_config.read_rope(read, dim=size_of(site))}
+
+
+def _without_part(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that does not say which part of a head is rotated: the op's frequencies tell."""
+    return {
+        key: _without_part(value) if isinstance(value, Mapping) else value
+        for key, value in raw.items()
+        if key != "partial_rotary_factor"
+    }
 
 
 def rope_at(site: Site) -> rotary.Rope | None:

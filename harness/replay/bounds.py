@@ -133,13 +133,15 @@ def _rope(call: Call) -> Array:
     x = call.input(0)
     times = np.asarray(call.constants["positions"])[:, None, :, None]
     angle = np.abs(times * np.asarray(call.constants["frequencies"], dtype=np.float32))
-    half = x.value.shape[-1] // 2
-    pair = x.magnitude[..., :half] + x.magnitude[..., half:]
+    half = angle.shape[-1]
+    pair = x.magnitude[..., :half] + x.magnitude[..., half : 2 * half]
     own = pair * (1 + call.precision.float32_ratio * angle)
+    rest = x.magnitude[..., 2 * half :]  # copied
     if x.incoming is not None:
-        own = own + x.incoming[..., :half] + x.incoming[..., half:]
-    both: Array = np.concatenate([own, own], axis=-1) * call.constants.get("attention_factor", 1.0)
-    bound: Array = both.astype(np.float32)
+        own = own + x.incoming[..., :half] + x.incoming[..., half : 2 * half]
+        rest = rest + x.incoming[..., 2 * half :]
+    own = own * call.constants.get("attention_factor", 1.0)
+    bound: Array = np.concatenate([own, own, rest], axis=-1).astype(np.float32)
     return bound
 
 
