@@ -11,7 +11,7 @@ from ..contract import UNIT_LIMIT
 from ..faults.fault import Catalogue, Facts, Fault, Instead, Site
 from ..replay.call import Made
 from ..replay.lockstep import Replayed
-from ..result import Cause, Diagnosis, Evidence, Fit
+from ..result import Cause, Diagnosis, Evidence, Fit, TapStatus
 from ..taps import split
 from ..verdict import describe_fit
 from .evaluate import Judge, Score, evaluate, upstream
@@ -128,12 +128,23 @@ class Doctor:
     def _known(self, failure: Replayed, findings: list[_Finding]) -> _Finding | None:
         """The earlier finding that explains this op too."""
         for finding in findings:
-            again = self._match(failure, [match.fault for match in finding.matches])
+            again = self._again(failure, finding)
             if again:
                 still = {match.fault.id for match in again}
                 finding.matches = [m for m in finding.matches if m.fault.id in still]
                 return finding
         return None
+
+    def _again(self, failure: Replayed, finding: _Finding) -> list[Match]:
+        """Which mistakes of a finding explain this op too: made in the same way, or in another."""
+        faults = [match.fault for match in finding.matches]
+        local = failure.comparison.local
+        if not failure.comparison.weights and local is not None and local.units > UNIT_LIMIT:
+            ways = {match.fault.id: match.detail for match in finding.matches}
+            again = _best(self._replay(failure, faults, ways=ways))
+            if again:
+                return again
+        return self._match(failure, faults)
 
     def _match(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
         """Mistakes that explain an op, the most plausible first."""
@@ -155,23 +166,34 @@ class Doctor:
             return [_with_trend(replace(m, evidence=Evidence.FIT), trends) for m in matches]
         return [_with_trend(m, trends) for m in _best(self._replay(failure, faults))]
 
-    def _replay(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
-        """Every way in which a mistake gives the candidate's numbers to rounding."""
+    def _replay(
+        self, failure: Replayed, faults: Sequence[Fault], *, ways: Mapping[str, str] | None = None
+    ) -> list[Match]:
+        """Every way in which a mistake gives the candidate's numbers to rounding.
+
+        Args:
+            failure: The op.
+            faults: What to try.
+            ways: The one way of each fault that is tried, by its detail; None for all.
+        """
         matches: list[Match] = []
-        judge = Judge(failure.made, failure.found, failure.counted)
+        misshapen = failure.comparison.status is TapStatus.MISSHAPEN
+        judge = Judge(failure.made, failure.found, failure.counted, misshapen=misshapen)
         nodes = [node for node in upstream(failure.made) if node.tap is not None]
         sites = {id(node.call): self._site(node, failure) for node in nodes}
         evidence = Evidence.REPLAY if len(nodes) == 1 else Evidence.SEGMENT
         for fault in faults:
             own = {key: site for key, site in sites.items() if site.kind in fault.kinds}
             for instead in _ways(fault, own):
+                way = next(iter(instead.values()))
+                if ways is not None and way.detail != ways[fault.id]:
+                    continue
                 value = evaluate(failure.made, instead, bounded=False)
                 if value is None or not judge.plausible(value.value):
                     continue
                 result = evaluate(failure.made, instead)
                 score = None if result is None else judge.score(result)
                 if score is not None and score.units <= UNIT_LIMIT:
-                    way = next(iter(instead.values()))
                     precise = not way.precision
                     matches.append(Match(fault, way.detail, score, evidence, precise))
         return matches
