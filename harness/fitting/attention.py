@@ -13,7 +13,7 @@ import numpy as np
 
 from ..references_seam import ops
 from ..replay.call import Call, Made, summation
-from .estimate import Array, Estimate, Sample, estimate
+from .estimate import Array, Estimate, Sample, estimate, stored
 from .seen import MOST, Seen, rows, thin
 from .softcap import capped
 
@@ -129,16 +129,34 @@ def _fit(
         if cap is not None:
             s, to_cap, to_score = capped(s, value if which == "softcap" else cap)
             slope = to_cap if which == "softcap" else raw * to_score
-        usual = value == (scale if which == "scale" else cap)
-        p = probs if usual else _softmax(s, seen_keys)
+        p = probs_of(which, value)
         mean = np.einsum("bhts,bhts->bht", p, slope)[..., None]
-        result = first() if usual else through(p)
+        result = first() if p is probs else through(p)
         return rows(result), rows(through(p * (slope - mean)))
+
+    def probs_of(which: str, value: float) -> Array:
+        if value == (scale if which == "scale" else cap):
+            return probs
+        s = raw * (value if which == "scale" else scale)
+        if cap is not None:
+            s = capped(s, value if which == "softcap" else cap)[0]
+        return _softmax(s, seen_keys)
+
+    def narrow(which: str, value: float) -> Array:
+        """With probabilities that are rounded before they meet the values."""
+        return rows(through(stored(probs_of(which, value), sample.dtype)))
+
+    def narrow_powers(which: str, value: float) -> Array:
+        """With powers that are rounded before they meet the values, and divided by their sum."""
+        p = probs_of(which, value)
+        top = p.max(axis=-1, keepdims=True)
+        return rows(through(stored(p / top, sample.dtype) * top))
 
     found: list[tuple[str, Estimate]] = []
     for which, configured in (("scale", scale), ("softcap", cap)):
         if configured is not None:
-            one = estimate(sample, partial(curve, which), configured, lowest=0.0)
+            orders = [partial(order, which) for order in (narrow, narrow_powers)]
+            one = estimate(sample, partial(curve, which), configured, lowest=0.0, orders=orders)
             if one is not None:
                 found.append((which, _with_left(one, sample, own, which, curve)))
     return found

@@ -15,8 +15,9 @@ subtract. From few groups an error is itself uncertain: Student's t says by how 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,12 @@ def students(freedom: float) -> float:
 
 
 def estimate(
-    sample: Sample, curve: Curve, configured: float, *, lowest: float = -math.inf
+    sample: Sample,
+    curve: Curve,
+    configured: float,
+    *,
+    lowest: float = -math.inf,
+    orders: Sequence[Callable[[float], Array]] = (),
 ) -> Estimate | None:
     """Fit one constant.
 
@@ -191,6 +197,7 @@ def estimate(
         curve: The result and its derivative for any value of the constant.
         configured: Where to begin.
         lowest: The constant is larger than that.
+        orders: The result as engines may round it on the way, [G, N], for any value.
 
     Returns:
         None where the data say nothing of it.
@@ -199,7 +206,8 @@ def estimate(
     step = least_squares(tangent, sample.found - result, weight, sample.groups)
     if step is None:
         return None
-    systematic = _of_rounding(sample.dtype, result, tangent, weight)
+    bias = partial(_bias, sample.dtype, weight, orders)
+    systematic = bias(configured, result, tangent) + of_constant(configured, sample.dtype)
     power = 0.0
     for _ in range(_STEPS):
         change = step.change
@@ -216,8 +224,16 @@ def estimate(
         step = again
     if step.left > UNIT_LIMIT:
         step = _without_outliers(sample, result, tangent, step) or step
-    systematic += of_constant(configured, sample.dtype)
-    return Estimate(configured, value, step.error, step.doubt, systematic, step.left, power)
+    found = Estimate(configured, value, step.error, step.doubt, systematic, step.left, power)
+    if not found.excludes:
+        return found
+    # What rounding does to the value that was found is part of its error.
+    return replace(found, error=math.hypot(step.error, bias(value, *curve(value))))
+
+
+def stored(x: Array, dtype: str) -> Array:
+    """Numbers after a rounding to a dtype, in float64."""
+    return rounded(x, dtype).astype(np.float64)
 
 
 def of_constant(value: float, dtype: str) -> float:
@@ -230,17 +246,26 @@ def _is_small(step: Step, value: float) -> bool:
     return abs(step.change) <= max(1e-5 * abs(value), 0.1 * step.error)
 
 
-def _of_rounding(dtype: str, result: Array, tangent: Array, weight: Array) -> float:
-    """By how much the constant seems off where the exact result is rounded, and nothing else.
+def _bias(
+    dtype: str,
+    weight: Array,
+    orders: Sequence[Callable[[float], Array]],
+    value: float,
+    result: Array,
+    tangent: Array,
+) -> float:
+    """By how much the constant seems off where results are rounded, and nothing else is wrong.
 
-    Rounding is no noise where many results lie close together: then all of them are rounded the
-    same way.
+    Rounding is no noise where many results lie close together, which are then rounded alike; nor
+    where a rounded number is multiplied by a constant and rounded again: 1.01 m, for whole m of 8
+    bits, is rounded down more often than up. So it is tried out: on the exact result, and in the
+    orders in which engines work.
     """
-    error = rounded(result, dtype).astype(np.float64)
-    error -= result
-    error *= weight
-    t = tangent * weight
-    return abs(float(np.vdot(t, error)) / float(np.vdot(t, t)))
+    slope = tangent * weight
+    slope *= weight
+    total = float(np.vdot(slope, tangent))
+    tried = [result, *(order(value) for order in orders)]
+    return max(abs(float(np.vdot(slope, stored(x, dtype) - result))) / total for x in tried)
 
 
 def _without_outliers(sample: Sample, result: Array, tangent: Array, step: Step) -> Step | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .estimate import Array, Estimate, Sample, estimate, of_constant
+from .estimate import Array, Estimate, Sample, estimate, of_constant, stored
 from .seen import Seen, rows, thin
 
 
@@ -49,10 +49,13 @@ def fit_added_factor(seen: Seen) -> Estimate | None:
     at = thin(seen.found.shape)
     factor = float(seen.call.constants["factor"])
     result, added = rows(seen.call.output.value[at]), rows(seen.call.input(1).value[at])
+    dtype = seen.call.precision.name
+    rest = result - factor * added
     return estimate(
         _sample(seen, at),
         lambda value: (result + (value - factor) * added, added),
         factor,
+        orders=[lambda value: rest + stored(value * added, dtype)],
     )
 
 
@@ -61,7 +64,13 @@ def _proportional(seen: Seen, configured: float) -> Estimate | None:
         return None
     at = thin(seen.found.shape)
     slope = rows(seen.call.output.value[at]) / configured
-    return estimate(_sample(seen, at), lambda value: (value * slope, slope), configured)
+    once = stored(slope, seen.call.precision.name)
+    return estimate(
+        _sample(seen, at),
+        lambda value: (value * slope, slope),
+        configured,
+        orders=[lambda value: value * once],
+    )
 
 
 def _sample(seen: Seen, at: tuple[slice, ...]) -> Sample:

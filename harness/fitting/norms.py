@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..references_seam import ops
-from .estimate import Array, Estimate, Sample, estimate
+from .estimate import Array, Estimate, Sample, estimate, stored
 from .seen import Seen, rows, thin
 
 #: Rows whose mean squares differ by less than one part in so many count as one.
@@ -40,4 +40,19 @@ def fit_eps(seen: Seen) -> Estimate | None:
     # The root of a row is one rounding, and rows of one token are nearly one row, rounded alike.
     alike = np.round(np.log(np.maximum(square, 1e-300)) * _APART)
     sample = Sample(rows(seen.found[at]), rows(seen.size(at)), seen.call.precision.name, alike)
-    return estimate(sample, curve, configured, lowest=-float(square.min()) * 0.999)
+    mean = square.astype(np.float32)
+
+    def summed(eps: float) -> Array:
+        """With mean square plus epsilon as a float32 number: 10.49 of its units become 10."""
+        result, _ = curve(eps)
+        total = (mean + np.float32(eps)).astype(np.float64)
+        moved: Array = (result - bias) * np.sqrt((square + eps) / total) + bias
+        return moved
+
+    def normed_first(eps: float) -> Array:
+        """Rounded before the weight is applied, as RMSNorms are in most engines."""
+        normed: Array = stored(x / np.sqrt(square + eps), sample.dtype) * rest[0]
+        return normed
+
+    orders = [summed, normed_first] if seen.op is ops.rms_norm else [summed]
+    return estimate(sample, curve, configured, lowest=-float(square.min()) * 0.999, orders=orders)

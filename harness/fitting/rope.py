@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..references_seam import ops
-from ..replay.lane import rounded
-from .estimate import SIGMAS, Array, Estimate, grouped_error, of_constant
+from .estimate import SIGMAS, Array, Estimate, grouped_error, of_constant, stored
 from .rotations import Turn, turns
 from .seen import Seen, thin
 
@@ -61,11 +60,16 @@ def fit_rotation(seen: Seen) -> list[tuple[str, Estimate]]:
     phases = _phases(seen, at, times, frequencies)
     factor = float(seen.call.constants.get("attention_factor", 1.0))
     gain = _fit_gain(phases, factor, seen.call.precision.name)
-    near = []
-    for turn in turns(frequencies, phases.positions, seen.config):
-        one = _fit_turn(phases, turn)
-        if one is not None:
-            near.append((turn, one))
+    several = list(turns(frequencies, phases.positions, seen.config))
+    fits = [(turn, _fit_turn(phases, turn)) for turn in several]
+    near = [(turn, one) for turn, one in fits if one is not None]
+    if any(one.excludes for _, one in near) or (gain is not None and gain.excludes):
+        rounding = replace(seen, found=_rounded_all_along(seen, frequencies, factor))
+        usual = _phases(rounding, at, times, frequencies)
+        near = [(turn, _less_sure(one, _linear(usual, turn))) for turn, one in near]
+        if gain is not None:
+            own = float(usual.along.sum()) / float(usual.weight.sum())
+            gain = _less_sure(gain, own * factor)
     found = [(turn.name, one) for turn, one in near]
     found += [] if gain is None else [("attention_factor", gain)]
     if not any(one.excludes for _, one in found):
@@ -75,6 +79,31 @@ def fit_rotation(seen: Seen) -> list[tuple[str, Estimate]]:
         turned = _turned(phases, *best)
         gain = _fit_gain(turned, factor, seen.call.precision.name)
     return list(_explained(seen, at, best, gain))
+
+
+def _rounded_all_along(seen: Seen, frequencies: Array, factor: float) -> Array:
+    """The right result with every product and sum rounded to the candidate's dtype."""
+    dtype, n, x = seen.call.precision.name, len(frequencies), seen.call.input(0).value
+    angles = np.asarray(seen.call.constants["positions"])[:, None, :, None] * frequencies
+    cos, sin = stored(np.cos(angles) * factor, dtype), stored(np.sin(angles) * factor, dtype)
+    first, second, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    parts = [
+        stored(first * cos, dtype) - stored(second * sin, dtype),
+        stored(second * cos, dtype) + stored(first * sin, dtype),
+    ]
+    return np.concatenate([*(stored(part, dtype) for part in parts), rest], axis=-1)
+
+
+def _less_sure(one: Estimate, moved: float) -> Estimate:
+    """An estimate that tolerates what rounding moves it by, where that is more."""
+    return replace(one, systematic=max(one.systematic, abs(moved)))
+
+
+def _linear(phases: Phases, turn: Turn) -> float:
+    """By how much small phases move a constant."""
+    slope = turn.slope(turn.configured, phases.positions)
+    change = float((slope * phases.torque).sum() / (np.square(slope) * phases.weight).sum())
+    return change * (abs(turn.configured) if turn.logarithmic else 1.0)
 
 
 def _turned(phases: Phases, turn: Turn, one: Estimate) -> Phases:
@@ -108,8 +137,8 @@ def _phases(seen: Seen, at: tuple[slice, ...], times: Array, frequencies: Array)
     angles = positions[:, None] * frequencies
     cos, sin = np.cos(angles), np.sin(angles)
     dtype = seen.call.precision.name
-    d_cos = rounded(cos, dtype).astype(np.float64) - cos
-    d_sin = rounded(sin, dtype).astype(np.float64) - sin
+    d_cos = stored(cos, dtype) - cos
+    d_sin = stored(sin, dtype) - sin
     return Phases(
         positions.astype(np.float64),
         summed(torque),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .estimate import Array, Estimate, Sample, estimate
+from .estimate import Array, Estimate, Sample, estimate, stored
 from .seen import Seen, rows, thin
 
 
@@ -19,6 +19,15 @@ def fit_cap(seen: Seen) -> Estimate | None:
     at = thin(seen.found.shape)
     x = rows(seen.call.input(0).value[at])
     sample = Sample(rows(seen.found[at]), rows(seen.size(at)), seen.call.precision.name)
+    dtype = sample.dtype
+
+    def one_by_one(cap: float) -> Array:
+        return cap * stored(np.tanh(stored(x / cap, dtype)), dtype)
+
     return estimate(
-        sample, lambda cap: capped(x, cap)[:2], float(seen.call.constants["cap"]), lowest=0.0
+        sample,
+        lambda cap: capped(x, cap)[:2],
+        float(seen.call.constants["cap"]),
+        lowest=0.0,
+        orders=[one_by_one],
     )
