@@ -196,6 +196,8 @@ class Doctor:
                 if score is not None and score.units <= UNIT_LIMIT:
                     precise = not way.precision
                     matches.append(Match(fault, way.detail, score, evidence, precise))
+                    if ways is not None:
+                        break
         return matches
 
     def _site(self, node: Made, failure: Replayed) -> Site:
@@ -215,13 +217,15 @@ class Doctor:
 
 def _ways(fault: Fault, sites: Mapping[int, Site]) -> Iterator[dict[int, Instead]]:
     """A mistake made at each op of a segment alone, and at all of them alike."""
+    if len(sites) == 1:  # made one by one: the first may do, and a fit behind it be saved
+        for key, site in sites.items():
+            yield from ({key: instead} for instead in fault.variant(site))
+        return
     made = {key: list(fault.variant(site)) for key, site in sites.items()}
-    if len(made) > 1:
-        for together in zip(*made.values(), strict=False):
-            yield dict(zip(made, together, strict=True))
+    for together in zip(*made.values(), strict=False):
+        yield dict(zip(made, together, strict=True))
     for key, several in made.items():
-        for instead in several:
-            yield {key: instead}
+        yield from ({key: instead} for instead in several)
 
 
 def _only(faults: Sequence[Fault], units: float) -> list[Match]:
