@@ -153,6 +153,9 @@ class Case:
         greedy: Number of tokens to choose greedily after each prompt.
         decode: Number of decoding steps with a cache whose taps are compared.
         install: The command that provides the model, for messages.
+        probe: Whether to run probes beside the prompts; see :mod:`harness.probe`. With them there
+            need be no prompt.
+        probe_length: Most tokens of a probe, None for what takes little memory and time.
     """
 
     name: str
@@ -165,6 +168,8 @@ class Case:
     greedy: int = 20
     decode: int = 2
     install: str = ""
+    probe: bool = False
+    probe_length: int | None = None
 
     def __post_init__(self) -> None:
         where = f"case {self.name!r}"
@@ -173,7 +178,8 @@ class Case:
                 raise CaseError(
                     where, expected=f"a {key}", found="an empty one", advice=f"say which {key}"
                 )
-        _distinct(where, "prompts", [prompt.name for prompt in self.prompts])
+        if self.prompts or not self.probe:
+            _distinct(where, "prompts", [prompt.name for prompt in self.prompts])
         _distinct(where, "engines", self.engines)
         if self.dtype not in DTYPES:
             raise CaseError(
@@ -187,6 +193,7 @@ class Case:
             ("seed", self.seed, 0),
             ("greedy", self.greedy, 0),
             ("decode", self.decode, 0),
+            ("probe_length", self.probe_length, 2),
         ):
             _at_least(where, key, number, least)
         if self.threads is not None and self.threads > MOST_THREADS:

@@ -36,6 +36,8 @@ _READERS: dict[str, tuple[type, str, str]] = {
     "seed": (int, "a whole number", "seed = 0"),
     "greedy": (int, "a whole number", "greedy = 20"),
     "decode": (int, "a whole number", "decode = 2"),
+    "probe": (bool, "true or false", "probe = true"),
+    "probe_length": (int, "a whole number", "probe_length = 600"),
     "install": (str, "a text", 'install = "pip install PACKAGE"'),
 }
 

@@ -26,6 +26,7 @@ def check(
     dtype: str | None = None,
     decode: int = 0,
     greedy: int = 0,
+    probe: bool = False,
     name: str = "check",
 ) -> RunResult:
     """Compare engines with the independent reference over a checkpoint's files.
@@ -43,6 +44,7 @@ def check(
         dtype: Of engines that are given by name: float32 if not given.
         decode: Number of decoding steps after each prompt that are compared too.
         greedy: Number of greedy tokens to compare; only with one row.
+        probe: Whether to run probes as well, or alone; see :mod:`harness.probe`.
         name: Of the case in the result.
 
     Returns:
@@ -51,7 +53,8 @@ def check(
     Raises:
         ParityError: The checkpoint, an engine, the prompt or the token ids cannot be used.
     """
-    prompts = _prompts(token_ids, prompt, padding, pad_token)
+    alone = probe and token_ids is None and prompt is None
+    prompts = () if alone else _prompts(token_ids, prompt, padding, pad_token)
     source = locate(str(checkpoint)) if str(checkpoint).startswith("package:") else checkpoint
     subject = load_subject(source)
     listed = isinstance(engine, Sequence) and not isinstance(engine, str)
@@ -64,6 +67,7 @@ def check(
         dtype=engines[0].dtype if engines else "float32",
         greedy=greedy,
         decode=decode,
+        probe=probe,
     )
     return compare(subject, engines, [tokens_of(subject, p) for p in prompts], case)
 

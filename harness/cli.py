@@ -113,12 +113,21 @@ def run(
         "reports"
     ),
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Also run inputs made for this checkpoint; tell what stays hidden."
+        ),
+    ] = False,
+    probe_length: Annotated[
+        int | None, typer.Option(help="Most tokens of such an input.", min=2)
+    ] = None,
     debug: _Debug = False,
 ) -> None:
     """Run cases, show the verdicts, write a report of each; the report's path comes last.
 
     Options override what the case files say. Without a case file, --model and at least one
-    --prompt or --tokens make a case.
+    --prompt or --tokens make a case; with --probe they need not be there.
     """
     overrides = {
         "model": model,
@@ -127,6 +136,8 @@ def run(
         "threads": threads,
         "greedy": greedy,
         "decode": decode,
+        "probe": probe or None,
+        "probe_length": probe_length,
     }
     given = {key: value for key, value in overrides.items() if value is not None}
     outputs = Outputs(json_file, None if no_report else report_dir)
@@ -215,15 +226,15 @@ def _loaders(
         given = {**given, "prompts": tuple(prompts)}
     if paths:
         return [_loader(path, given) for path in _expand(paths)]
-    for key, option in (("model", "--model"), ("prompts", "--prompt or --tokens")):
-        if key not in given:
+    for key, option in (("model", "--model"), ("prompts", "--prompt, --tokens or --probe")):
+        if key not in given and not (key == "prompts" and "probe" in given):
             raise UsageError(
                 "parity run",
                 expected=f"a case file, or {option}",
                 found="neither",
                 advice='try: parity run --model MODEL --prompt "The capital of France is"',
             )
-    return [lambda: Case(name=_name_of(given["model"]), **given)]
+    return [lambda: Case(name=_name_of(given["model"]), **{"prompts": (), **given})]
 
 
 def _loader(path: Path, given: dict[str, Any]) -> Callable[[], "Case"]:

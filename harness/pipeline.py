@@ -1,23 +1,25 @@
 """The one pipeline: case, engines, comparison in lockstep, verdicts, result."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .case import DEFAULT_ENGINES, Case, Prompt, resolve_model
 from .diagnose.start import Diagnosing
-from .engines.protocol import Engine, TokenIds
+from .engines.protocol import Engine, TokenIds, takes_padding
 from .engines.registry import make_engine, parse_name
 from .environment import Stopwatch
 from .greedy import greedy, greedy_from_draft
 from .outcome import TRUTH, conclude, prompt_result
 from .padding import Padding, padding_of
 from .participants import RunningEngine
+from .probe.plan import make_plan
 from .prompts import passes_of, require_room, tokens_of
 from .references_seam import step as seam
 from .replay.precision import DTYPES
-from .result import PromptResult, RunResult
+from .result import ProbeReport, PromptResult, RunResult
 from .subject import Subject, load_subject, refusals_as_errors
 from .walk import walk
 
@@ -78,6 +80,7 @@ def compare(
         command: What the user typed, for the record.
     """
     watch = watch or Stopwatch()
+    case, prompts, probe = _with_probes(subject, engines, case, prompts, progress)
     sides = [RunningEngine(engine) for engine in engines]
     diagnosing = Diagnosing(subject, sides)
     results = [
@@ -93,7 +96,30 @@ def compare(
             threads=case.threads or _default_threads(), seed=case.seed, command=command
         ),
     )
-    return diagnosing.complete(result, progress=progress)
+    return replace(diagnosing.complete(result, progress=progress), probe=probe)
+
+
+def _with_probes(
+    subject: Subject,
+    engines: Sequence[Engine],
+    case: Case,
+    prompts: Sequence[TokenIds],
+    progress: Progress,
+) -> tuple[Case, Sequence[TokenIds], ProbeReport | None]:
+    """The case and its prompts with probes behind them, and what is said of these."""
+    if not case.probe:
+        return case, prompts, None
+    progress("make probes", 0, 1)
+    plan = make_plan(
+        subject.model,
+        subject.checkpoint.config,
+        dtype=case.dtype,
+        most=case.probe_length,
+        unpadded=tuple(engine.name for engine in engines if not takes_padding(engine)),
+    )
+    progress("make probes", 1, 1)
+    made = [tokens_of(subject, prompt) for prompt in plan.prompts]
+    return replace(case, prompts=(*case.prompts, *plan.prompts)), [*prompts, *made], plan.report
 
 
 def _engine_names(case: Case) -> tuple[str, ...]:

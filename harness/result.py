@@ -367,6 +367,63 @@ class PromptResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeInfo:
+    """A prompt that was made for a checkpoint, to bring faults to light.
+
+    Attributes:
+        name: Of the prompt.
+        why: What it brings to light.
+        topics: Topics of the faults that it can show, for example ``norm.eps``.
+        rows: What each row is, empty where that goes without saying.
+        lengths: Number of tokens of each row.
+        passes: Number of tokens of each forward pass before decoding.
+        decode: Number of decoding steps.
+        padding: Side on which rows are padded, empty where they are not.
+    """
+
+    name: str
+    why: str
+    topics: tuple[str, ...]
+    rows: tuple[str, ...]
+    lengths: tuple[int, ...]
+    passes: tuple[int, ...]
+    decode: int
+    padding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What probes show of one kind of fault.
+
+    Attributes:
+        topic: For example ``norm.eps``.
+        kind: Its group: rope, attention, mask, norm, mlp, embedding, head, weights, cache, input.
+        shown: Whether a fault of this kind would show.
+        probe: Name of the probe that shows it, empty for none.
+        why: The reason, with its numbers.
+    """
+
+    topic: str
+    kind: str
+    shown: bool
+    probe: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """The probes of a checkpoint, what they show, and what stays hidden.
+
+    Attributes:
+        limit: Most tokens of a row.
+    """
+
+    probes: tuple[ProbeInfo, ...]
+    sights: tuple[Sight, ...]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What ran."""
 
@@ -409,6 +466,7 @@ class RunResult:
         unit_limit: The limit in rounding units that replay was judged by.
         against: What candidates were compared with: the float64 reference, or the name of another
             engine where no model was at hand to replay on.
+        probe: The probes that were run, None if none was asked for.
         diagnoses: Why candidates fail, in data-flow order.
     """
 
@@ -423,6 +481,7 @@ class RunResult:
     tolerance: float
     unit_limit: float
     against: str = "the float64 reference"
+    probe: ProbeReport | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)

@@ -24,7 +24,7 @@ from harness.report.files import write_report, write_together
 RUN = ("run", "case.toml")
 KEYS = (
     "the keys format, version, name, model, prompts, engines, dtype, threads, seed, greedy, decode,"
-    " install"
+    " install, probe, probe_length"
 )
 ENGINE = "hf:<attention implementation> or reference, with @<dtype> behind it or not"
 LISTED = "an attention implementation that transformers lists: *"

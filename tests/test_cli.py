@@ -204,7 +204,7 @@ def test_run_overrides_a_case_file_by_options(fake: Fake) -> None:
     ("arguments", "expected"),
     [
         ([], "expected: a case file, or --model"),
-        (["--model", "m"], "expected: a case file, or --prompt or --tokens"),
+        (["--model", "m"], "expected: a case file, or --prompt, --tokens or --probe"),
         (["--model", "m", "--tokens", "1,x"], "expected: whole numbers between commas"),
         (["--model", "m", "--tokens", "1,-2"], "expected: token ids of 0 and up"),
         (["--model", "m", "-p", "x", "--dtype", "f32"], "expected: dtype float32, bfloat16 or"),

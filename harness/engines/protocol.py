@@ -96,6 +96,11 @@ class PaddedEngine(Engine, Protocol):
         ...
 
 
+def takes_padding(engine: Engine) -> bool:
+    """Whether an engine runs batches whose rows are of unequal length."""
+    return "padding" in inspect.signature(engine.open).parameters
+
+
 def begin(
     engine: Engine, *, cache: bool, padding: Padding | None = None
 ) -> AbstractContextManager[Session]:
@@ -106,7 +111,7 @@ def begin(
     """
     if padding is None:
         return engine.open(cache=cache)
-    if "padding" not in inspect.signature(engine.open).parameters:
+    if not takes_padding(engine):
         raise EngineError(
             f"engine {engine.name}",
             expected="an engine that runs padded batches: open(*, cache, padding)",

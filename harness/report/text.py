@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -11,6 +10,8 @@ from rich.text import Text
 
 from ..result import CandidateVerdict, Diagnosis, Divergence, PromptResult, RunResult, Verdict
 from . import causes, wording
+from .probes import probe_parts
+from .tables import open_table
 from .wording import visible
 
 _STYLES = {
@@ -53,9 +54,12 @@ def _parts(result: RunResult, gap: int) -> Iterator[RenderableType]:
             yield divergence_card(candidate.first_divergence, result)
         yield from _causes(result, candidate)
     yield _candidates(result, gap)
+    probes = () if result.probe is None else result.probe.probes
     for prompt in result.prompts:
-        if prompt.logits:
+        if prompt.logits and prompt.name not in {probe.name for probe in probes}:
             yield _logits(prompt, gap)
+    if result.probe is not None:
+        yield from probe_parts(result.probe, result, gap)
     for candidate in result.candidates:
         if candidate.unavailable:
             yield _unavailable(candidate)
@@ -155,21 +159,8 @@ def diagnosis_card(diagnosis: Diagnosis) -> RenderableType:
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
-def _table(title: str, gap: int) -> Table:
-    table = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, gap, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.title_style = ""
-    return table
-
-
 def _candidates(result: RunResult, gap: int) -> RenderableType:
-    table = _table(f"Candidates, against {visible(result.against)}", gap)
+    table = open_table(f"Candidates, against {visible(result.against)}", gap)
     table.add_column("candidate", overflow="fold", min_width=9)
     table.add_column("verdict", overflow="fold", min_width=8)
     for heading in ("taps", "replayed", "units"):
@@ -186,7 +177,7 @@ def _candidates(result: RunResult, gap: int) -> RenderableType:
 
 
 def _logits(prompt: PromptResult, gap: int) -> RenderableType:
-    table = _table(f"Logits: {visible(wording.prompt_title(prompt))}", gap)
+    table = open_table(f"Logits: {visible(wording.prompt_title(prompt))}", gap)
     table.add_column("a", overflow="fold", min_width=9)
     table.add_column("b", overflow="fold", min_width=9)
     for heading in ("max abs", "mean abs", "KL", "top-1", "greedy"):
