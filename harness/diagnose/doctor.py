@@ -41,6 +41,7 @@ class Match:
         score: How well it explains what the candidate has.
         evidence: How it was found.
         precise: True if it needed no narrower dtype.
+        way: Detail of the evaluation that was tried, to try the same at other ops.
     """
 
     fault: Fault
@@ -48,6 +49,7 @@ class Match:
     score: Score
     evidence: Evidence
     precise: bool = True
+    way: str = ""
 
 
 #: Prompt, chunk and tap.
@@ -140,7 +142,7 @@ class Doctor:
         faults = [match.fault for match in finding.matches]
         local = failure.comparison.local
         if not failure.comparison.weights and local is not None and local.units > UNIT_LIMIT:
-            ways = {match.fault.id: match.detail for match in finding.matches}
+            ways = {match.fault.id: match.way for match in finding.matches}
             again = _best(self._replay(failure, faults, ways=ways))
             if again:
                 return again
@@ -195,7 +197,7 @@ class Doctor:
                 score = None if result is None else judge.score(result)
                 if score is not None and score.units <= UNIT_LIMIT:
                     precise = not way.precision
-                    matches.append(Match(fault, way.detail, score, evidence, precise))
+                    matches.append(Match(fault, way.detail, score, evidence, precise, way.detail))
                     if ways is not None:
                         break
         return matches

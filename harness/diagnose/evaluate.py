@@ -152,16 +152,21 @@ class Judge:
         made: The op as it should be.
         found: What the candidate has, float64 or booleans; it may have another shape.
         counted: Booleans of its shape, true where a value means something; None for everywhere.
+        misshapen: Whether it has a shape that it must not have: then only an evaluation of that
+            very shape can explain it. Without, fewer positions than expected are the last ones.
     """
 
-    def __init__(self, made: Made, found: Array, counted: Array | None = None) -> None:
+    def __init__(
+        self, made: Made, found: Array, counted: Array | None = None, *, misshapen: bool = False
+    ) -> None:
         self._call = made.call
         self._found = found
         self._counted = counted
+        self._misshapen = misshapen
         self._weight: Array | float = 1.0
         self._before: float | None = None
         value = made.call.output.value
-        if _covers(value, found):
+        if not misshapen and _covers(value, found):
             given = covered(value, found)
             size = _absolute(made.call, unit(made.op, made.call))[given]
             self._weight = (1.0 if counted is None else counted) / size
@@ -201,7 +206,7 @@ class Judge:
         """The part of a value that the candidate gave; None where shapes differ."""
         if value.shape == self._found.shape:
             return value
-        whole = value.shape == self._call.output.value.shape
+        whole = value.shape == self._call.output.value.shape and not self._misshapen
         return value[covered(value, self._found)] if whole and _covers(value, self._found) else None
 
 

@@ -174,6 +174,8 @@ class Fault:
         implies: Ids of faults that it looks like at other taps: where both explain the numbers of
             one layer, this one is named.
         common: How often it is met, from 1 to 5: the order in which faults that fit are listed.
+        fallback: Whether it fits whatever a candidate has there, so that any other fault that fits
+            is the better word.
     """
 
     id: str
@@ -188,6 +190,7 @@ class Fault:
     constant: str = ""
     implies: tuple[str, ...] = ()
     common: int = 3
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

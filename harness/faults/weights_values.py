@@ -293,7 +293,7 @@ FAULTS = (
         "fp8 checkpoints, a LoRA's alpha / r, a multiplier of the config that was folded into the "
         "weight, D**-0.5 in the queries.",
         distinguish="Any prompt; the ratio is the same everywhere, or for each output.",
-        common=3,
+        common=2,
     ),
     Fault(
         id="weights-zeroed",
@@ -320,6 +320,7 @@ FAULTS = (
         "initialisation touched.",
         distinguish="A prompt with more tokens than the parameter has inputs tells which values.",
         reports=("huggingface/transformers#42362", "intel/auto-round#1926"),
+        fallback=True,
         common=1,
     ),
     Fault(

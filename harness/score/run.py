@@ -45,7 +45,8 @@ def try_plants(
     from ..engines.plants.engine import Silent
     from ..engines.plants.plant import twin
 
-    for padding, some in _batches(plants):
+    tellable = [plant for plant in plants if attention == "eager" or not plant.tapped]
+    for padding, some in _batches(tellable):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):

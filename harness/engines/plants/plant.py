@@ -185,6 +185,10 @@ class Plant:
         alike: Ids of faults that give the same numbers in this op on any input, so that either may
             be named first.
         length: Least number of tokens of the prompt on which it shows.
+        padding: ``left`` or ``right`` for what shows only in a batch that is padded on that side.
+        tapped: Whether it can be told only where probabilities are tapped, and so is left out
+            with a fused kernel.
+        at: From a config and the layer that is asked for to the first layer that it changes.
     """
 
     fault: str
@@ -198,6 +202,9 @@ class Plant:
     chunk: int = 0
     alike: tuple[str, ...] = ()
     length: int = 2
+    padding: str = ""
+    tapped: bool = False
+    at: Callable[[Any, int], int] | None = None
 
     def tap(self, layer: int, *, fused: bool, config: Any) -> str:
         """Name of the tap at which a run of a model of that config must fail first."""
@@ -206,14 +213,21 @@ class Plant:
             return head_tap(config)
         if kind in OUTSIDE:
             return kind
-        return f"layers.{0 if self.everywhere else layer}.{kind}"
+        return f"layers.{self.place(layer, config)}.{kind}"
+
+    def place(self, layer: int, config: Any) -> int:
+        """First layer that it changes in a model of that config."""
+        if self.at is not None:
+            return self.at(config, layer)
+        return 0 if self.everywhere else layer
 
     @contextmanager
     def planted(self, model: Any, layer: int) -> Iterator[Any]:
         """A twin of the model with the fault in it."""
         with ExitStack() as stack:
             faulty = twin(model)
-            self.put(Planting(faulty, layer, stack))
+            own = layer if self.at is None else self.at(model.config, layer)
+            self.put(Planting(faulty, own, stack))
             yield faulty
 
 

@@ -1,0 +1,88 @@
+"""Mistakes in the norms of queries and keys, in transformers models."""
+
+import types
+from collections.abc import Callable
+from inspect import unwrap
+from typing import Any
+
+import torch
+
+from .attending import Put
+from .attention import turned
+from .plant import Plant, Planting, Tensor, replace_forward
+
+
+def _has_norms(config: Any) -> str:
+    names = ("qwen3", "qwen3_moe", "gemma3_text")
+    return "" if config.model_type in names else f"{config.model_type} does not normalise queries"
+
+
+def _without(tap: str) -> Put:
+    return lambda at: at.forward(tap, lambda inner, x: x)
+
+
+def _factor(module: Any) -> Tensor:
+    weight: Tensor = module.weight
+    return weight + 1 if "Gemma" in type(module).__name__ else weight
+
+
+def _normed(x: Tensor, module: Any, axes: tuple[int, ...]) -> Tensor:
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    wide = x.float()
+    square = wide.pow(2).mean(axes, keepdim=True)
+    return (wide * torch.rsqrt(square + eps) * _factor(module).float()).to(x.dtype)
+
+
+def _joint(tap: str) -> Put:
+    """One mean square of a token; heads lie before or behind the positions."""
+
+    def put(at: Planting) -> None:
+        module = at.module(tap)
+        heads = 2 if at.config.model_type != "gemma3_text" else 1
+
+        def call(inner: Any, x: Tensor) -> Tensor:
+            return _normed(x, module, (heads, 3))
+
+        replace_forward(module, call)
+
+    return put
+
+
+def _after(at: Planting) -> None:
+    """The norms are no modules of the layer any more: they follow the rotation."""
+    module = at.attention_module()
+    norms = module._modules.pop("q_norm"), module._modules.pop("k_norm")
+    module.q_norm = module.k_norm = _same
+    forward: Any = unwrap(type(module).forward)
+
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        both = (turned(x, cos, sin) for x in (q, k))
+        q, k = (_normed(x, norm, (-1,)) for x, norm in zip(both, norms, strict=True))
+        return q, k
+
+    own = types.FunctionType(
+        forward.__code__,
+        {**forward.__globals__, "apply_rotary_pos_emb": apply},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = types.MethodType(own, module)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _plant(fault: str, name: str, put: Callable[[Planting], None], first: str, **kw: Any) -> Plant:
+    return Plant(fault=fault, name=name, put=put, first=first, reason=_has_norms, **kw)
+
+
+PLANTS = (
+    _plant("qk-norm-missing", "of queries", _without("attn.q_norm"), "attn.q_norm"),
+    _plant("qk-norm-missing", "of keys", _without("attn.k_norm"), "attn.k_norm"),
+    _plant("qk-norm-joint", "of queries", _joint("attn.q_norm"), "attn.q_norm"),
+    _plant("qk-norm-joint", "of keys", _joint("attn.k_norm"), "attn.k_norm"),
+    _plant("qk-norm-after-rope", "both", _after, "attn.q_rope"),
+)
