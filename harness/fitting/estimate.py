@@ -34,6 +34,9 @@ SIGMAS = 8.0
 #: Rounding is at least so large, in units: the root mean square of an error between 0 and one half.
 _LEAST = 0.3
 
+#: An engine's own order of operations may be biased by so many times what those tried here are.
+_ANOTHER = 2.0
+
 _STEPS = 40
 
 #: One element of so many may be left out of a fit that explains all others.
@@ -265,7 +268,8 @@ def _bias(
     slope *= weight
     total = float(np.vdot(slope, tangent))
     tried = [result, *(order(value) for order in orders)]
-    return max(abs(float(np.vdot(slope, stored(x, dtype) - result))) / total for x in tried)
+    most = max(abs(float(np.vdot(slope, stored(x, dtype) - result))) for x in tried)
+    return _ANOTHER * most / total
 
 
 def _without_outliers(sample: Sample, result: Array, tangent: Array, step: Step) -> Step | None:

@@ -1,5 +1,6 @@
 """Constants that a result is proportional to, or a part of it."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,18 @@ from .seen import Seen, rows, thin
 
 def fit_scale(seen: Seen) -> Estimate | None:
     """The scale of attention scores: ``scale q @ k.T``."""
-    return _proportional(seen, float(seen.call.constants["scale"]))
+    at, dtype = thin(seen.found.shape), seen.call.precision.name
+    q = seen.call.input(0).value[at[:3]]
+    k = seen.call.input(1).value[:, :, at[3]]
+
+    def queries_first(scale: float) -> Array:
+        """With queries that are scaled and rounded before they meet the keys."""
+        batch, heads, length, dim = q.shape
+        grouped = stored(q * scale, dtype).reshape(batch, k.shape[1], -1, length, dim)
+        scores: Array = grouped @ np.swapaxes(k, -1, -2)[:, :, None]
+        return rows(scores)
+
+    return _proportional(seen, float(seen.call.constants["scale"]), [queries_first])
 
 
 def fit_factor(seen: Seen) -> Estimate | None:
@@ -59,7 +71,9 @@ def fit_added_factor(seen: Seen) -> Estimate | None:
     )
 
 
-def _proportional(seen: Seen, configured: float) -> Estimate | None:
+def _proportional(
+    seen: Seen, configured: float, orders: Sequence[Callable[[float], Array]] = ()
+) -> Estimate | None:
     if configured == 0:
         return None
     at = thin(seen.found.shape)
@@ -69,7 +83,7 @@ def _proportional(seen: Seen, configured: float) -> Estimate | None:
         _sample(seen, at),
         lambda value: (value * slope, slope),
         configured,
-        orders=[lambda value: value * once],
+        orders=[lambda value: value * once, *orders],
     )
 
 
