@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import UNIT_LIMIT
-from ..faults.fault import Catalogue, Facts, Fault, Instead, Site
+from ..faults.fault import Catalogue, Facts, Fault, Instead, Op, Site
 from ..replay.call import Made
 from ..replay.lockstep import Replayed
 from ..result import Cause, Diagnosis, Evidence, Fit, TapStatus
@@ -42,6 +42,7 @@ class Match:
         evidence: How it was found.
         precise: True if it needed no narrower dtype.
         way: Detail of the evaluation that was tried, to try the same at other ops.
+        again: The evaluation itself, where it can be repeated as it is.
     """
 
     fault: Fault
@@ -50,6 +51,37 @@ class Match:
     evidence: Evidence
     precise: bool = True
     way: str = ""
+    again: "_Changed | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Another op or other constants on the same inputs, to be tried at other ops of the kind."""
+
+    op: Op
+    constants: Mapping[str, Any]
+    usual_op: Op
+    usual: Mapping[str, Any]
+
+    def at(self, made: Made) -> Instead | None:
+        """The same change at another op; None if that is another op or has other constants."""
+        call = made.call
+        same = made.op is self.usual_op and call.constants.keys() == self.usual.keys()
+        if not same or not all(
+            np.array_equal(value, self.usual[key]) for key, value in call.constants.items()
+        ):
+            return None
+        return Instead(self.op, call.inputs, self.constants)
+
+
+def _changed(made: Made, instead: Instead) -> _Changed | None:
+    """What is changed, if it is not the inputs."""
+    inputs = made.call.inputs
+    if len(inputs) != len(instead.inputs) or instead.precision:
+        return None
+    if any(old is not new for old, new in zip(inputs, instead.inputs, strict=True)):
+        return None
+    return _Changed(instead.op, instead.constants, made.op, made.call.constants)
 
 
 #: Prompt, chunk and tap.
@@ -142,11 +174,28 @@ class Doctor:
         faults = [match.fault for match in finding.matches]
         local = failure.comparison.local
         if not failure.comparison.weights and local is not None and local.units > UNIT_LIMIT:
+            same = self._repeated(failure, finding.matches)
+            if same:
+                return same
             ways = {match.fault.id: match.way for match in finding.matches}
             again = _best(self._replay(failure, faults, ways=ways))
             if again:
                 return again
         return self._match(failure, faults)
+
+    def _repeated(self, failure: Replayed, matches: Sequence[Match]) -> list[Match]:
+        """Those of some matches whose very evaluation explains this op too."""
+        judge = Judge(failure.made, failure.found, failure.counted)
+        kept = []
+        for match in matches:
+            instead = None if match.again is None else match.again.at(failure.made)
+            if instead is None:
+                return []
+            result = evaluate(failure.made, {id(failure.made.call): instead})
+            score = None if result is None else judge.score(result)
+            if score is not None and score.units <= UNIT_LIMIT:
+                kept.append(match)
+        return kept
 
     def _match(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
         """Mistakes that explain an op, the most plausible first."""
@@ -197,7 +246,17 @@ class Doctor:
                 score = None if result is None else judge.score(result)
                 if score is not None and score.units <= UNIT_LIMIT:
                     precise = not way.precision
-                    matches.append(Match(fault, way.detail, score, evidence, precise, way.detail))
+                    matches.append(
+                        Match(
+                            fault,
+                            way.detail,
+                            score,
+                            evidence,
+                            precise,
+                            way.detail,
+                            _changed(failure.made, way) if len(nodes) == 1 else None,
+                        )
+                    )
                     if ways is not None:
                         break
         return matches
