@@ -39,6 +39,8 @@ _ANOTHER = 2.0
 
 _STEPS = 40
 
+_LEAST_SHARE = 0.05
+
 #: One element of so many may be left out of a fit that explains all others.
 _OUTLIERS = 1000
 
@@ -102,8 +104,13 @@ class Sample:
 
     @property
     def weight(self) -> Array:
-        """How many rounding units 1 is."""
-        weight: Array = 1 / self.size
+        """How many rounding units 1 is.
+
+        Where a result nearly cancels, its unit is tiny, and a handful of such elements would
+        outweigh all others: no element counts for more than one with a share of the row's mean.
+        """
+        least = _LEAST_SHARE * self.size.mean(axis=-1, keepdims=True)
+        weight: Array = 1 / (self.size + least)
         return weight
 
 
@@ -226,7 +233,9 @@ def estimate(
             return None
         step = again
     if step.left > UNIT_LIMIT:
-        step = _without_outliers(sample, result, tangent, step) or step
+        better = _without_outliers(sample, result, tangent)
+        if better is not None:
+            value, step = value - step.change + better.change, better
     found = Estimate(configured, value, step.error, step.doubt, systematic, step.left, power)
     if not found.excludes:
         return found
@@ -245,8 +254,8 @@ def of_constant(value: float, dtype: str) -> float:
 
 
 def _is_small(step: Step, value: float) -> bool:
-    """Whether a step is so small that the result is linear in it."""
-    return abs(step.change) <= max(1e-5 * abs(value), 0.1 * step.error)
+    """Whether another step would change nothing that matters."""
+    return abs(step.change) <= max(1e-12 * abs(value), 0.1 * step.error)
 
 
 def _bias(
@@ -272,11 +281,18 @@ def _bias(
     return _ANOTHER * most / total
 
 
-def _without_outliers(sample: Sample, result: Array, tangent: Array, step: Step) -> Step | None:
-    """The last step again without a few elements that nothing explains."""
-    left = np.abs(sample.found - result - step.change * tangent) / sample.size
-    far = left > UNIT_LIMIT
-    if np.count_nonzero(far) > max(1, left.size // _OUTLIERS) or left.size < _OUTLIERS:
+def _without_outliers(sample: Sample, result: Array, tangent: Array) -> Step | None:
+    """The last step without a few elements that nothing explains; None if they are more than few.
+
+    What most rows say tells which they are: the median of the rows' own steps.
+    """
+    weight = sample.weight
+    t, r = tangent * weight, (sample.found - result) * weight
+    information = np.einsum("gn,gn->g", t, t)
+    steps = np.einsum("gn,gn->g", t, r) / np.maximum(information, 1e-300)
+    change = float(np.median(steps[information > 0]))
+    far = np.abs(r - change * t) > UNIT_LIMIT
+    if np.count_nonzero(far) * _OUTLIERS > far.size:
         return None
-    kept = np.where(far, 0.0, tangent)
-    return least_squares(kept, np.where(far, 0.0, sample.found - result), sample.weight)
+    kept, error = np.where(far, 0.0, tangent), np.where(far, 0.0, sample.found - result)
+    return least_squares(kept, error, weight, sample.groups)

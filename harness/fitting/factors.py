@@ -17,7 +17,7 @@ def fit_scale(seen: Seen) -> Estimate | None:
 
     def queries_first(scale: float) -> Array:
         """With queries that are scaled and rounded before they meet the keys."""
-        batch, heads, length, dim = q.shape
+        batch, _, length, dim = q.shape
         grouped = stored(q * scale, dtype).reshape(batch, k.shape[1], -1, length, dim)
         scores: Array = grouped @ np.swapaxes(k, -1, -2)[:, :, None]
         return rows(scores)
