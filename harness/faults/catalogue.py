@@ -2,11 +2,49 @@
 
 from collections.abc import Sequence
 
-from . import norm, norm_order, rope, rope_scaling
+from . import (
+    attention,
+    attention_scores,
+    cache,
+    embedding,
+    head,
+    input,
+    mask,
+    mlp,
+    mlp_experts,
+    norm,
+    norm_order,
+    qk_norm,
+    rope,
+    rope_scaling,
+    softmax,
+    weights,
+    weights_precision,
+    weights_values,
+)
 from .fault import Catalogue, Fault
 
 #: Each has ``FAULTS``.
-_MODULES = (norm, norm_order, rope, rope_scaling)
+_MODULES = (
+    attention,
+    attention_scores,
+    cache,
+    embedding,
+    head,
+    input,
+    mask,
+    mlp,
+    mlp_experts,
+    norm,
+    norm_order,
+    qk_norm,
+    rope,
+    rope_scaling,
+    softmax,
+    weights,
+    weights_precision,
+    weights_values,
+)
 
 
 def catalogue() -> Catalogue:

@@ -1,10 +1,44 @@
 """All plants, from one module for each group."""
 
-from . import norm, norm_order, rope, rope_scaling
+from . import (
+    attention,
+    attention_scores,
+    cache,
+    embedding,
+    head,
+    input,
+    mask,
+    mlp,
+    mlp_experts,
+    norm,
+    norm_order,
+    qk_norm,
+    rope,
+    rope_scaling,
+    weights,
+    weights_precision,
+)
 from .plant import Plant
 
 #: Each has ``PLANTS``.
-_MODULES = (norm, norm_order, rope, rope_scaling)
+_MODULES = (
+    attention,
+    attention_scores,
+    cache,
+    embedding,
+    head,
+    input,
+    mask,
+    mlp,
+    mlp_experts,
+    norm,
+    norm_order,
+    qk_norm,
+    rope,
+    rope_scaling,
+    weights,
+    weights_precision,
+)
 
 
 def plants() -> tuple[Plant, ...]:

@@ -141,6 +141,11 @@ def _one_channel(held: Tensor) -> Tensor:
     return held
 
 
+def _one_token(held: Tensor) -> Tensor:
+    held[44] = held[44].roll(1)
+    return held
+
+
 def _adapter(held: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     up = torch.randn(len(held), 2, generator=generator)
@@ -316,9 +321,8 @@ PLANTS = (
     Plant(
         fault="weights-other-values",
         name="the row of one token",
-        put=lambda at: at.parameter("embed", lambda held: _one_token(held)),
+        put=lambda at: at.parameter("embed", _one_token),
         first="embed",
-        reason=lambda config: "the head is the same table" if config.tie_word_embeddings else "",
     ),
     Plant(
         fault="weights-low-rank",
@@ -327,8 +331,3 @@ PLANTS = (
         first=OUT,
     ),
 )
-
-
-def _one_token(held: Tensor) -> Tensor:
-    held[44] = held[44].roll(1)
-    return held
