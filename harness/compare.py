@@ -135,8 +135,10 @@ def local_error(
         absolute += unit.dtype.type(underflow)
         error = np.subtract(_wide(y), _wide(x))
         units = np.abs(error, out=error).astype(unit.dtype, copy=False)
-        units /= absolute
+        with np.errstate(over="ignore"):  # see _limit
+            units /= absolute
         units += 0 * absolute  # an infinite unit would hide any error: NaN instead
+        _limit(units, x, y)
         at = int(units.argmax())
         if not units[at] <= largest and np.isfinite(largest):
             worst, largest = start_of_block + at, float(units[at])
@@ -154,6 +156,13 @@ def local_error(
         inherited_bound=inherited_bound,
         worst=locate(axes, worst, expected, found, start=start),
     )
+
+
+def _limit(units: Array, x: Array, y: Array) -> None:
+    """Let a finite error that is too many units for their dtype be the most that it can say."""
+    if np.isinf(units).any():
+        beyond = np.isposinf(units) & np.isfinite(x) & np.isfinite(y)
+        units[beyond] = np.finfo(units.dtype).max
 
 
 def _wide(block: Array) -> Array:

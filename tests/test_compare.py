@@ -118,6 +118,15 @@ def test_local_error_is_largest_in_units_and_not_in_size() -> None:
     assert (local.units, local.worst.element, local.error, local.bound) == (50, 1, 0.5, 0.01)
 
 
+def test_local_error_where_nothing_may_round_is_finite() -> None:
+    expected, found = np.zeros((1, 1, 2)), np.array([[[5.0, 0.0]]])
+    none = np.zeros((1, 1, 2), dtype=np.float32)
+    local = local_error(expected, found, none, "BTC", underflow=2.0**-126)
+    assert local.units == np.finfo(np.float32).max
+    endless = local_error(expected, np.full((1, 1, 2), np.inf), none + 1, "BTC")
+    assert not np.isfinite(endless.units)
+
+
 def test_local_error_at_the_limit_is_not_over() -> None:
     found = np.array([[[UNIT_LIMIT, np.nextafter(UNIT_LIMIT, 99)]]])
     assert local_error(np.zeros((1, 1, 2)), found, np.ones((1, 1, 2)), "BTC").over == 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..faults.fault import Fault, Site
+from ..faults.fault import Fault, Instead, Site
 from ..replay.lane import rounded
 from ..result import WeightDifference
 from ..verdict import describe_weight
@@ -34,21 +34,31 @@ def held_instead(
     wanted = {weight.name for weight in differing}
     named = False
     for fault in faults:
-        if site.kind not in fault.kinds or fault.group != "weights":
+        if site.kind not in fault.kinds:
             continue
         for instead in fault.variant(site):
-            made = {
-                old.name: new.value
-                for old, new in zip(site.call.inputs, instead.inputs, strict=False)
-                if old is not None and new is not None and old.name and new is not old
-            }
-            if made and wanted <= set(made) and all(_is(shown[k], v) for k, v in made.items()):
+            made = _parameters_of(site, instead)
+            if wanted <= set(made) and all(_is(shown[k], v) for k, v in made.items()):
                 named = True
                 yield fault, instead.detail
                 break
     for fault in faults:
         if not named and fault.topic == OTHER_VALUES and site.kind in fault.kinds:
             yield fault, "; ".join(describe_weight(weight) for weight in differing)
+
+
+def _parameters_of(site: Site, instead: Instead) -> dict[str, Array]:
+    """Parameters that a mistake changes, by name; none if it changes anything else too."""
+    constants = site.call.constants
+    if instead.op is not site.op or len(instead.inputs) != len(site.call.inputs):
+        return {}
+    if any(instead.constants.get(name) is not value for name, value in constants.items()):
+        return {}
+    pairs = zip(site.call.inputs, instead.inputs, strict=True)
+    changed = [(old, new) for old, new in pairs if new is not old]
+    if any(old is None or new is None or not old.name for old, new in changed):
+        return {}
+    return {old.name: new.value for old, new in changed if old is not None and new is not None}
 
 
 def _is(held: Array, made: Array) -> bool:

@@ -56,7 +56,8 @@ def _weights(site: Site, weigh: Weigh, detail: str = "", *, divided: bool = Fals
     def op(logits: Array, given: Array, *, normalised: bool) -> Array:
         chosen = given.astype(bool)
         made: Array = np.where(chosen, weigh(logits, chosen), 0.0)
-        return made / made.sum(axis=-1, keepdims=True) if divided else made
+        whole: Array = made.sum(axis=-1, keepdims=True) if divided else np.ones(1)
+        return made / whole
 
     return site.instead(op=op, detail=detail)
 
@@ -100,7 +101,7 @@ def _reversed(site: Site) -> Iterator[Instead]:
         weights = ops.expert_weights(logits, chosen, normalised=normalised)
         order = np.argsort(np.where(chosen, weights, -1.0), axis=-1, kind="stable")
         largest = order[..., -int(chosen.sum(axis=-1).max()) :]
-        made = np.zeros_like(weights)
+        made: Array = np.zeros_like(weights)
         given = np.take_along_axis(weights, largest, axis=-1)[..., ::-1]
         np.put_along_axis(made, largest, given, axis=-1)
         return made

@@ -285,7 +285,7 @@ FAULTS = (
     Fault(
         id="weights-scaled",
         title="A weight is multiplied by a constant",
-        topic="weights.values",
+        topic="weights.scale",
         kinds=MAPS,
         variant=_scaled,
         symptom="Attention too flat or too sharp, or a block that counts too much or too little.",
@@ -298,7 +298,7 @@ FAULTS = (
     Fault(
         id="weights-zeroed",
         title="A weight, or some of its outputs, is zero",
-        topic="weights.values",
+        topic="weights.missing",
         kinds=MAPS,
         variant=_zeroed,
         symptom="A block that does nothing, or logits that are all equal.",
@@ -326,7 +326,7 @@ FAULTS = (
     Fault(
         id="weights-low-rank",
         title="Something of low rank is added to a weight, as by an adapter",
-        topic="weights.values",
+        topic="weights.adapter",
         kinds=MAPS,
         variant=_low_rank,
         symptom="Fluent, with another style or other knowledge.",
@@ -334,5 +334,6 @@ FAULTS = (
         "on both; look at alpha / r if its size is wrong.",
         distinguish="Three times as many different tokens as the adapter's rank.",
         common=1,
+        fallback=True,
     ),
 )
