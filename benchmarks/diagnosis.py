@@ -1,7 +1,7 @@
 """What saying why costs, as ratios to a plain forward pass of the same run.
 
-Run it with ``make bench``, or ``python benchmarks/diagnosis.py [--lengths 5 64] [--every]``. Faults of
-every group are planted in SmolLM2, and each run is timed apart:
+Run it with ``make bench``, or ``python benchmarks/diagnosis.py [--lengths 5 64] [--every]``. Faults
+of every group are planted in SmolLM2, and each run is timed apart:
 
 - look: everything that looks for the cause of ops that do not replay;
 - fits: constants that are fitted at every op, in healthy runs as well.

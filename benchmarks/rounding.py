@@ -9,7 +9,7 @@ import argparse
 import random
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from harness.subject import Subject, load_subject
 
 CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
 
-FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt2")
+FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe", "stablelm")
 ROPES = (
     {"rope_type": "default", "rope_theta": 1e4},
     {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
@@ -154,10 +154,12 @@ def _arguments(family: str, draw: random.Random) -> dict[str, Any]:
         "hidden_size": draw.choice([24, 96, 512]),
         "rope_parameters": rope,
     }
-    if family in ("llama", "gemma3_text"):
+    if family not in ("qwen3", "qwen3_moe"):
         arguments |= {"hidden_size": heads * draw.choice([4, 16, 64])}
-    if family == "llama":
+    if family in ("llama", "granite"):
         arguments |= {"mlp_bias": arguments["attention_bias"]}
+    if family in OWN_ARGUMENTS:
+        OWN_ARGUMENTS[family](draw, arguments)
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": draw.choice([1e2, 1e4])}
         arguments |= {
@@ -168,6 +170,47 @@ def _arguments(family: str, draw: random.Random) -> dict[str, Any]:
             "final_logit_softcapping": draw.choice([None, 5.0, 30.0]),
         }
     return arguments
+
+
+def _granite(draw: random.Random, arguments: dict[str, Any]) -> None:
+    arguments |= {
+        "embedding_multiplier": draw.choice([0.3, 12.0]),
+        "attention_multiplier": draw.choice([0.0078125, 0.2]),
+        "residual_multiplier": draw.choice([0.22, 1.7]),
+        "logits_scaling": draw.choice([0.7, 8.0]),
+    }
+
+
+def _qwen3_moe(draw: random.Random, arguments: dict[str, Any]) -> None:
+    experts = draw.choice([4, 8, 32])
+    arguments |= {
+        "moe_intermediate_size": draw.choice([8, 64, 512]),
+        "num_experts": experts,
+        "num_experts_per_tok": draw.choice([1, 2, 4]),
+        "norm_topk_prob": draw.random() < 0.5,
+        "mlp_only_layers": draw.choice([[], [0]]),
+    }
+
+
+def _stablelm(draw: random.Random, arguments: dict[str, Any]) -> None:
+    for key in ("head_dim", "attention_bias"):
+        arguments.pop(key)
+    arguments |= {
+        "layer_norm_eps": arguments.pop("rms_norm_eps"),
+        "hidden_size": arguments["num_attention_heads"] * draw.choice([8, 16, 64]),
+        "use_qkv_bias": draw.random() < 0.5,
+        "qk_layernorm": draw.random() < 0.5,
+        "use_parallel_residual": draw.random() < 0.5,
+    }
+    part = draw.choice([0.25, 0.5, 0.75])
+    arguments["rope_parameters"] = {**arguments["rope_parameters"], "partial_rotary_factor": part}
+
+
+OWN_ARGUMENTS: dict[str, Callable[[random.Random, dict[str, Any]], None]] = {
+    "granite": _granite,
+    "qwen3_moe": _qwen3_moe,
+    "stablelm": _stablelm,
+}
 
 
 def _gpt2_arguments(draw: random.Random) -> dict[str, Any]:
