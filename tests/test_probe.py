@@ -213,7 +213,7 @@ def test_the_other_epsilon_is_a_usual_one(eps: float, other: float) -> None:
         ("gpt2", {}, "embedding.position", "positions 12 to 255 are not run: a table that ends"),
         ("gpt2", {}, "rope.theta", "there is no rotary embedding: positions are learned"),
         ("qwen3", {}, "input.bos", "the config names no BOS"),
-        ("llama", {}, "embedding.rows", "54 of 101 are read; the others are compared in engines"),
+        ("llama", {}, "embedding.row", "54 of 101 are read; the others are compared in engines"),
     ],
 )
 def test_what_stays_hidden_has_a_reason(

@@ -114,7 +114,7 @@ def _rows(words: Vocabulary, length: int) -> Probe:
         why="Rows of a batch that differ: epsilon shows where the mean square is small, positions "
         "where all keys are equal, embedding and head at the ends of the vocabulary.",
         topics=(
-            *("input.bos", "input.special", "input.batch", "embedding.rows", "norm.eps"),
+            *("input.bos", "input.special", "input.batch", "embedding.row", "norm.eps"),
             *("rope.theta", "rope.pairing", "attention.scale", "attention.gqa", "head.vocab"),
         ),
         rows=tuple(rows.values()),
@@ -128,7 +128,7 @@ def _passes(traits: Traits, words: Vocabulary, length: int) -> Iterator[Probe]:
     yield Probe(
         name="probe passes",
         why="A prompt in two passes and a decoding step: positions and masks behind a cache.",
-        topics=("cache.position", "cache.mask", "rope.position", "rope.position_cache"),
+        topics=("cache.position", "mask.causal", "rope.position", "rope.position_cache"),
         rows=(words.ordinary(length, skip=20),),
         prefill=((length + 1) // 2, length // 2),
         decode=1,

@@ -230,7 +230,7 @@ def _weights(seen: Evidence) -> Iterator[Sight]:
 
 
 def _rows_read(seen: Evidence, read: int) -> Sight:
-    words, topic = seen.words, "embedding.rows"
+    words, topic = seen.words, "embedding.row"
     if read == words.size:
         return _shown(topic, seen.probes[0], f"all {read:,} rows are read, over all probes")
     empty = int(np.count_nonzero(words.mean_squares == 0))

@@ -30,9 +30,12 @@ class Parity:
         checkpoint: str | Path,
         token_ids: Sequence[Sequence[int]] | None = None,
         prompt: str | Mapping[str, str] | None = None,
+        padding: str | None = None,
+        pad_token: int | None = None,
         dtype: str | None = None,
         decode: int = 0,
         greedy: int = 0,
+        probe: bool = False,
         name: str | None = None,
     ) -> "RunResult":
         """Compare, write the report, and hand back the result without judging it.
@@ -42,11 +45,14 @@ class Parity:
                 list of these.
             checkpoint: The files that say what is right: a folder, a GGUF file, a hub id or
                 ``package:PKG/FILE``.
-            token_ids: Rows of token ids of one length, [B, T].
+            token_ids: Rows of token ids, [B, T] of one length, or with ``padding``.
             prompt: A text in place of them, or several by name.
+            padding: ``left`` or ``right``, the side on which shorter rows are filled up.
+            pad_token: What they are filled up with: the config's, or 0, if not given.
             dtype: Of engines that are given by name; float32 if not given.
             decode: Number of decoding steps after each prompt that are compared too.
             greedy: Number of greedy tokens to compare.
+            probe: Whether to run probes as well, or alone.
             name: Of the comparison; the test's name if not given.
 
         Raises:
@@ -57,9 +63,12 @@ class Parity:
             checkpoint=checkpoint,
             token_ids=token_ids,
             prompt=prompt,
+            padding=padding,
+            pad_token=pad_token,
             dtype=dtype,
             decode=decode,
             greedy=greedy,
+            probe=probe,
             name=name,
         )
         return result
