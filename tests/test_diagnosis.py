@@ -1,5 +1,7 @@
 """A run that fails says why: from outside, on faults planted in transformers models."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
-from harness import HFEngine, RunResult, check
+from harness import HFEngine, RunResult, check, cli
 from harness.engines.plants.catalogue import plants
 from harness.engines.plants.engine import Silent
 from harness.engines.plants.plant import Plant, replace_forward, twin
@@ -189,3 +194,28 @@ def test_smollm2_with_two_faults_names_both(smollm2: Any, load_model: Load) -> N
     assert named[0] == "rope-theta"
     assert result.diagnoses[1].tap == "layers.7.mlp.act"
     assert np.array_equal(result.prompts[0].token_ids, [list(range(40, 60))])
+
+
+def test_a_trace_of_another_engine_is_diagnosed(tiny: Tiny, tmp_path: Path) -> None:
+    """A port that reads the default theta arrives as a trace file; nothing of it runs here."""
+    port = tmp_path / "port"
+    shutil.copytree(tiny(), port)
+    config = json.loads((port / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 10000.0
+    (port / "config.json").write_text(json.dumps(config))
+    trace, target = tmp_path / "port.safetensors", tmp_path / "result.json"
+    run_it = CliRunner().invoke
+    made = run_it(cli.app, ["trace", str(port), "--tokens", "5,17,90,3,44", "-o", str(trace)])
+    assert made.exit_code == 0, made.output
+    with safe_open(trace, framework="numpy") as file:  # another engine knows of no fingerprint
+        head = json.loads(file.metadata()["logits-parity"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open has no iterator
+    head["model"].pop("fingerprint")
+    save_file(tensors, trace, metadata={"logits-parity": json.dumps(head)})
+    arguments = ["--model", str(tiny()), "--no-report", "--json", str(target)]
+    ran = run_it(cli.app, ["diff", "hf:eager", str(trace), *arguments], env={"COLUMNS": "100"})
+    assert ran.exit_code == 1, ran.output
+    assert "Cause: RoPE is computed with another base (rope-theta)" in ran.output
+    (found,) = from_json(target.read_bytes()).diagnoses
+    assert found.causes[0].fault == "rope-theta"
+    assert "10,000" in found.causes[0].detail
