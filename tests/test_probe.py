@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.probe.plan import Plan, make_plan
 from harness.probe.survey import ropes, survey
 from harness.probe.traits import read_traits
 from harness.probe.vocabulary import Vocabulary, read_vocabulary
+from harness.report.html import to_html
 from harness.report.text import to_text
 from harness.result import RunResult, Sight, Verdict, from_json, to_json
 from harness.subject import load_subject
@@ -86,6 +88,19 @@ def test_traits_of_a_rotation_that_grows(tiny: Tiny) -> None:
     subject = load_subject(tiny(**DYNAMIC))
     assert read_traits(subject.model, subject.checkpoint.config).grows == (16,)
     assert [rope.kind for rope in ropes(subject.model.config)] == ["dynamic"]
+
+
+@pytest.mark.parametrize("family", ["granite", "qwen3_moe", "stablelm"])
+def test_every_family_has_probes(tiny: Tiny, family: str) -> None:
+    made = plan(tiny(family))
+    assert names(made)[:2] == ["rows", "passes"]
+    shown = {sight.topic for sight in made.report.sights if sight.shown}
+    assert {"rope.theta", "attention.gqa", "mask.padding", "input.batch"} <= shown
+    assert ("mlp.router" in shown, "embedding.scale" in shown) == (
+        family == "qwen3_moe",
+        family == "granite",
+    )
+    assert ("mlp.experts" in shown) == (family == "qwen3_moe")
 
 
 # Tokens
@@ -480,6 +495,16 @@ def test_probes_come_behind_the_prompts_and_in_tables_of_their_own(tiny: Tiny) -
     assert "probe padded left rows of 9, 5, 1, padded left, 1 decoding step" in told
     assert "Faults that these probes do not show" in told
     assert "rope.scaling frequencies are not scaled: type default" in told
+    page = to_html(result)
+    for words in (
+        "<h2>Probes</h2>",
+        '<th scope="row">probe padded left</th>',
+        "smallest rows of the embedding; largest rows",
+        "<code>rope.scaling</code></th><td>frequencies are not scaled: type default",
+        "<code>attention.scale</code></th><td>probe rows: a scale 0.1 % larger moves",
+    ):
+        assert words in page
+    assert "<h2>Probes</h2>" not in to_html(replace(result, probe=None))
 
 
 def test_command_probes_a_model_without_prompts(desk: Any) -> None:

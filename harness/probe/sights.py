@@ -203,7 +203,7 @@ def _masks(seen: Evidence) -> Iterator[Sight]:
             "mask.window",
             f"no layer has a window; one of {length:,} tokens or more in an engine does not show",
         )
-    if traits.kv_heads in (1, traits.heads):
+    if traits.heads and traits.kv_heads in (1, traits.heads):
         why = "one kv head for all" if traits.kv_heads == 1 else "as many kv heads as heads"
         yield _hidden("attention.gqa", f"{why}: all orders are equal")
 

@@ -27,8 +27,8 @@ class Traits:
         vocab: V.
         layers: Number of decoder layers.
         longest: Number of positions that the model was made for, None if it takes any.
-        heads: H.
-        kv_heads: K.
+        heads: H, 0 if no op says it.
+        kv_heads: K, the same.
         windows: Size of each sliding window, and how many layers have it.
         ropes: Rotary embeddings; none where positions are learned.
         grows: Lengths beyond which a rotary embedding changes with the length.
@@ -78,8 +78,8 @@ def read_traits(model: models.Model, raw: Mapping[str, Any]) -> Traits:
         vocab=model.config.vocab,
         layers=model.config.layers,
         longest=model.config.max_positions,
-        heads=by_kind["attn.q"].constants["heads"],
-        kv_heads=by_kind["attn.k"].constants["heads"],
+        heads=by_kind["attn.q"].constants.get("heads", 0),
+        kv_heads=by_kind["attn.k"].constants.get("heads", 0),
         windows=dict(sorted(windows.items())),
         ropes=rotations,
         grows=tuple(sorted({length for rope in rotations for length in _grows(rope)})),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..result import Comparison, Element, PromptResult, RunResult, TapStatus
 from ..taps import chunk_name, split
-from . import causes, wording
+from . import causes, probes, wording
 
 #: Shades of the map at and below the limit; one step halves the units.
 SHADES = 6
@@ -50,6 +50,7 @@ def to_html(result: RunResult) -> str:
         result=result,
         words=wording,
         why=causes,
+        probing=probes,
         maps=[_maps(prompt, result) for prompt in result.prompts],
         marked=_marked(result),
         shades=SHADES,

@@ -1,4 +1,4 @@
-"""The terminal view of probes: what was run, what it shows, what stays hidden."""
+"""Views of probes: what was run, what it shows, what stays hidden."""
 
 from collections.abc import Iterator
 
