@@ -189,13 +189,23 @@ def _padding_flipped(site: Site) -> Iterator[Instead]:
 
 def _row_of_batch(site: Site) -> Iterator[Instead]:
     right = site.call.output.value
-    for row in range(len(right) if len(right) > 1 else 0):
-        same = np.broadcast_to(right[row : row + 1], right.shape)
+    real = site.constant("real")
+    if real is None or len(right) < 2:
+        return
+    length, keys = right.shape[1:]
+    itself = np.arange(keys) == keys - length + np.arange(length)[:, None]
+    for row in range(len(right)):
+        # Queries that are pads, whose mask means nothing in this row, but does in others.
+        blind = ~real[row, keys - length :, None]
+        for pads in (right[row], np.zeros_like(itself), itself, np.ones_like(itself)):
+            mask = np.where(blind, pads, right[row])
+            same = np.broadcast_to(mask, right.shape)
+            what = f"the mask of row {row} is used for all"
+            yield site.instead(op=partial(_constant, same), detail=what)
 
-        def op(*, result: Array = same, **constants: Any) -> Array:
-            return result
 
-        yield site.instead(op=op, detail=f"the mask of row {row} is used for all")
+def _constant(result: Array, **constants: Any) -> Array:
+    return result
 
 
 def leaking(scores: Array, visible: Array, *, value: float) -> Array:

@@ -80,7 +80,9 @@ def _other_columns(seen: Tensor, at: Seen) -> Tensor:
 
 
 def _first_row(seen: Tensor, at: Seen) -> Tensor:
-    return seen[:1].expand(seen.shape)
+    first = seen[:1]
+    blind = ~first.any(-1, keepdim=True)  # pads, which would have no softmax
+    return (first | (blind & (at.distance == 0))).expand(seen.shape)
 
 
 def _lowered(by: float) -> Any:
