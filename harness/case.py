@@ -119,7 +119,8 @@ def _check_rows(
             where,
             expected="rows of token_ids of one length",
             found=f"lengths {', '.join(map(str, lengths))}",
-            advice='make them equally long, or say on which side to pad: padding = "left"',
+            advice="make them equally long, or a prompt of each; cases and `parity run` can also "
+            'pad them: padding = "left"',
         )
     odd = [token for row in rows for token in row if not 0 <= token <= LARGEST_ID]
     if odd:
