@@ -78,11 +78,17 @@ def normed(op: Callable[..., Array], dtype: str, eps: float, spread: float = 0.0
     return seen_of(op, inputs, {"eps": 1e-5}, {"eps": eps}, dtype)
 
 
-def inside(dtype: str, scale: float, cap: float | None = None, right_cap: float = 3.0) -> Seen:
+def inside(
+    dtype: str,
+    scale: float,
+    cap: float | None = None,
+    right_cap: float = 3.0,
+    mask: Operand | None = None,
+) -> Seen:
     """The context of a kernel that shows neither scores nor probabilities."""
     q, k = draw(1, 6, T, 64, dtype=dtype), draw(1, 2, T, 64, dtype=dtype, seed=1)
     v = draw(1, 2, T, 64, dtype=dtype, seed=2)
-    mask = np.tril(np.ones((1, T, T), dtype=bool))
+    mask = mask or Operand(np.tril(np.ones((1, T, T), dtype=bool)))
     rounding = precision(dtype)
 
     def run(op: Any, *inputs: Operand, **constants: Any) -> Operand:
@@ -94,11 +100,11 @@ def inside(dtype: str, scale: float, cap: float | None = None, right_cap: float 
     scores = run(ops.scores, Operand(q), Operand(k), scale=0.125)
     if cap is not None:
         scores = run(ops.softcap, scores, cap=right_cap)
-    probs = run(ops.masked_softmax, scores, Operand(mask))
+    probs = run(ops.masked_softmax, scores, mask)
     call = Call(Operand(ops.context(probs.value, v)), (probs, Operand(v)), {}, rounding)
     s = ops.scores(q, k, scale=scale)
     s = s if cap is None else ops.softcap(s, cap=cap)
-    found = narrow(ops.context(ops.masked_softmax(s, mask), v), dtype)
+    found = narrow(ops.context(ops.masked_softmax(s, mask.value), v), dtype)
     return see(ops.context, call, found, kind="attn.context")
 
 
@@ -358,6 +364,23 @@ def test_the_window_is_counted() -> None:
     assert not of(healthy, "window").excludes
     short = {k: v[:, :4] for k, v in at.items()}
     assert fitted(seen_of(ops.visible, [], {**short, "window": 6}, {}, "float32"), "window") is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [4, 7, 30, T])
+def test_the_window_is_found_in_the_context(window: int, dtype: str) -> None:
+    at = {"queries": np.arange(T)[None], "keys": np.arange(T)[None]}
+    mask = ops.visible(**at, window=6)
+    call = Call(Operand(mask), (), {**at, "window": 6}, precision(dtype))
+    seen = inside(dtype, 0.125, mask=Operand(mask, made=Made("mask", ops.visible, call)))
+    softmax, values = seen.call.input(0).made, seen.call.input(1).value
+    assert softmax is not None
+    other = ops.masked_softmax(softmax.call.input(0).value, ops.visible(**at, window=window))
+    seen.found[...] = narrow(ops.context(other, values), dtype)
+    one = of(seen, "window")
+    assert (one.configured, one.value, one.excludes) == (6, window, True)
+    seen.found[...] = narrow(seen.call.output.value, dtype)
+    assert fitted(seen, "window") is None  # nothing is wrong
 
 
 def test_errors_that_rows_share_are_counted_once() -> None:

@@ -11,9 +11,11 @@ from functools import partial
 
 import numpy as np
 
+from ..contract import UNIT_LIMIT
 from ..references_seam import ops
 from ..replay.call import Call, Made, summation
 from .estimate import Array, Estimate, Sample, estimate, stored
+from .masks import fit_window_inside
 from .seen import MOST, Seen, rows, thin
 from .softcap import capped
 
@@ -64,8 +66,12 @@ def fit_inside_context(seen: Seen) -> list[tuple[str, Estimate]]:
     lifted = values.value[:, heads]  # [B, H, S, D]
     size = _own_size(seen, at)
     sample = Sample(rows(seen.found[at]), rows(size), seen.call.precision.name)
-    result = seen.call.output.value[at]
-    return _fit(between, at, sample, lambda p: p @ lifted, lambda: result, own=rows(seen.size(at)))
+    result, own = seen.call.output.value[at], rows(seen.size(at))
+    fits = _fit(between, at, sample, lambda p: p @ lifted, lambda: result, own=own)
+    if (np.abs(sample.found - rows(result)) <= UNIT_LIMIT * own).all():
+        return fits
+    window = fit_window_inside(seen, between.softmax, lifted)
+    return fits if window is None else [*fits, ("window", window)]
 
 
 def fit_inside_probs(seen: Seen) -> list[tuple[str, Estimate]]:
