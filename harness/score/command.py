@@ -18,6 +18,9 @@ from .run import DECODE, try_plants
 from .table import HEADINGS, Equivalent, Healthy, Score, markdown, miss, rows
 from .trial import Trial
 
+#: Token ids whose rows of the embedding some plants change.
+_TOUCHED = (17, 44, 61)
+
 _HEALTHY = (Verdict.PASS, Verdict.ROUNDING)
 
 
@@ -91,11 +94,16 @@ def _score_model(path: Path, dtype: str, seed: int) -> tuple[list[Trial], list[E
 
 
 def draw_tokens(vocab: int, draw: Random, *, length: int | None = None) -> NDArray[np.int64]:
-    """A prompt [1, T] of random ids, some of them twice."""
+    """A prompt [1, T] of random ids, some of them twice; long ones with those that plants touch."""
     size = length or draw.randrange(20, 40)
     ids = [draw.randrange(vocab) for _ in range(size)]
     for _ in range(size // 6):
         ids[draw.randrange(size)] = ids[draw.randrange(size)]
+    if size > 2 * len(_TOUCHED):
+        for place, token in zip(
+            draw.sample(range(1, size - 1), len(_TOUCHED)), _TOUCHED, strict=True
+        ):
+            ids[place] = token
     return np.array([ids])
 
 
