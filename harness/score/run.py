@@ -46,7 +46,7 @@ def try_plants(
     from ..engines.plants.plant import twin
 
     tellable = [plant for plant in plants if attention == "eager" or not plant.tapped]
-    for padding, some in _batches(tellable):
+    for padding, decodes, some in _batches(tellable):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):
@@ -55,7 +55,11 @@ def try_plants(
                 engines.append(Silent(faulty, name=f"{n} {plant.fault}"))
             rows = _unequal(tokens) if padding else tokens.tolist()
             result = check(
-                engines, checkpoint=path, token_ids=rows, padding=padding or None, decode=DECODE
+                engines,
+                checkpoint=path,
+                token_ids=rows,
+                padding=padding or None,
+                decode=DECODE if decodes else 0,
             )
         for engine, plant in zip(engines, some, strict=True):
             yield outcome(
@@ -71,12 +75,12 @@ def try_plants(
             )
 
 
-def _batches(plants: "Sequence[Plant]") -> Iterator[tuple[str, "list[Plant]"]]:
-    """Plants that walk beside each other: those that take one padding."""
-    for padding in dict.fromkeys(plant.padding for plant in plants):
-        waiting = (plant for plant in plants if plant.padding == padding)
+def _batches(plants: "Sequence[Plant]") -> Iterator[tuple[str, bool, "list[Plant]"]]:
+    """Plants that walk beside each other: those that take one padding, and decode or do not."""
+    for kind in dict.fromkeys((plant.padding, plant.decodes) for plant in plants):
+        waiting = (plant for plant in plants if (plant.padding, plant.decodes) == kind)
         while some := list(islice(waiting, _BESIDE)):
-            yield padding, some
+            yield *kind, some
 
 
 def _unequal(tokens: TokenIds) -> list[list[int]]:

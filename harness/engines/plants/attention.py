@@ -205,6 +205,7 @@ PLANTS = (
         name="in the cache's result",
         put=_repeated_early,
         first="attn.keys",
+        cached=True,
         reason=_grouped,
     ),
     Plant(fault="heads-lost", name="the last is 0", put=own(context=_no_last_head), **_CONTEXT),
@@ -248,6 +249,7 @@ PLANTS = (
         name="like keys",
         put=_values_rotated,
         first="attn.values",
+        cached=True,
         reason=_unrotated,
     ),
     Plant(

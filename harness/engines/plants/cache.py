@@ -221,7 +221,8 @@ def _full(config: Any, layer: int) -> int:
 
 
 def _cache(fault: str, name: str, put: Put, **kwargs: Any) -> Plant:
-    return Plant(fault=fault, name=name, put=put, **(_KEYS | {"at": _full} | kwargs))
+    given = _KEYS | {"at": _full, "cached": True} | kwargs
+    return Plant(fault=fault, name=name, put=put, **given)
 
 
 def _narrow(name: str, put: Put, **kwargs: Any) -> Plant:

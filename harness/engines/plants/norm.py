@@ -327,6 +327,7 @@ PLANTS = (
         name="over all heads of a query",
         put=_all_heads,
         first="attn.q_norm",
+        alike=("qk-norm-joint",),
         reason=_head_norms_only,
     ),
     Plant(

@@ -123,6 +123,7 @@ PLANTS = (
         name="keys are not normed",
         put=left_out("attn.k_norm"),
         first="attn.k_norm",
+        alike=("qk-norm-missing",),
         reason=_no_head_norm,
     ),
     Plant(

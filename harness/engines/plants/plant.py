@@ -186,6 +186,7 @@ class Plant:
             be named first.
         length: Least number of tokens of the prompt on which it shows.
         padding: ``left`` or ``right`` for what shows only in a batch that is padded on that side.
+        cached: Whether it shows only with a cache, although in the first forward pass.
         tapped: Whether it can be told only where probabilities are tapped, and so is left out
             with a fused kernel.
         at: From a config and the layer that is asked for to the first layer that it changes.
@@ -203,6 +204,7 @@ class Plant:
     alike: tuple[str, ...] = ()
     length: int = 2
     padding: str = ""
+    cached: bool = False
     tapped: bool = False
     at: Callable[[Any, int], int] | None = None
 
@@ -214,6 +216,11 @@ class Plant:
         if kind in OUTSIDE:
             return kind
         return f"layers.{self.place(layer, config)}.{kind}"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether forward passes behind the first one are needed."""
+        return self.cached or self.chunk > 0
 
     def place(self, layer: int, config: Any) -> int:
         """First layer that it changes in a model of that config."""

@@ -79,10 +79,19 @@ def _plant(fault: str, name: str, put: Callable[[Planting], None], first: str, *
     return Plant(fault=fault, name=name, put=put, first=first, reason=_has_norms, **kw)
 
 
+_TAPS = {"queries": "attn.q_norm", "keys": "attn.k_norm"}
+
 PLANTS = (
-    _plant("qk-norm-missing", "of queries", _without("attn.q_norm"), "attn.q_norm"),
-    _plant("qk-norm-missing", "of keys", _without("attn.k_norm"), "attn.k_norm"),
-    _plant("qk-norm-joint", "of queries", _joint("attn.q_norm"), "attn.q_norm"),
-    _plant("qk-norm-joint", "of keys", _joint("attn.k_norm"), "attn.k_norm"),
+    *(
+        _plant(
+            *("qk-norm-missing", f"of {what}", _without(tap), tap),
+            alike=("norm-skipped",),
+        )
+        for what, tap in _TAPS.items()
+    ),
+    *(
+        _plant(*("qk-norm-joint", f"of {what}", _joint(tap), tap), alike=("norm-axis",))
+        for what, tap in _TAPS.items()
+    ),
     _plant("qk-norm-after-rope", "both", _after, "attn.q_rope"),
 )
