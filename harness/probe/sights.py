@@ -84,13 +84,15 @@ def _measured(seen: Evidence) -> Iterator[Sight]:
     probe = seen.probes[0]
     for mistake in MISTAKES:
         topic, what = mistake.topic, mistake.what
+        if topic == "mask.window":  # told by the windows themselves
+            continue
         over, under = seen.testimony.shows(topic), seen.testimony.hides(topic)
         if not over and not under:
             if topic in _ABSENT:
                 yield _hidden(topic, _ABSENT[topic])
             continue
-        if topic == "mask.window" or (topic == "rope.scaling" and seen.traits.grows and not over):
-            continue  # told by the lengths of the probes
+        if not over and _told_by_length(topic, seen):
+            continue
         if topic == "norm.eps":
             _, eps = next(iter(seen.testimony.mean_squares.values()))
             what = f"epsilon {other_epsilon(eps):g} for {eps:g}"
@@ -99,6 +101,13 @@ def _measured(seen: Evidence) -> Iterator[Sight]:
             yield _shown(topic, probe, f"{what} moves {places}")
         if under:
             yield _hidden(topic, _under(topic, what, under, len(over) + len(under), seen))
+
+
+def _told_by_length(topic: str, seen: Evidence) -> bool:
+    """Whether other probes show it, as they are longer."""
+    if topic == "rope.scaling":
+        return bool(seen.traits.grows)
+    return topic == "rope.precision" and seen.with_topic(topic) is not None
 
 
 def _places(first: Moved, count: int, total: int, probe: Probe) -> str:
@@ -157,7 +166,8 @@ def _positions(seen: Evidence) -> Iterator[Sight]:
     beyond = seen.with_topic("rope.precision")
     if beyond is not None:
         exact = EXACT_POSITIONS[seen.dtype]
-        yield _shown("rope.precision", beyond, f"positions beyond {exact:,}")
+        why = f"positions beyond {exact:,}, where rounded ones and their angles are far off"
+        yield _shown("rope.precision", beyond, why)
     elif traits.ropes:
         kind = "float16" if seen.dtype == "float16" else "bfloat16"
         exact = EXACT_POSITIONS[kind]
