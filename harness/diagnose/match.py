@@ -158,7 +158,8 @@ class Matcher:
                 if ways is not None and way.detail != ways[fault.id]:
                     continue
                 value = evaluate(failure.made, instead, bounded=False)
-                if value is None or not judge.plausible(value.value):
+                # Rounding in a narrower dtype is not evaluated: only its bound tells.
+                if value is None or not (way.precision or judge.plausible(value.value)):
                     continue
                 result = evaluate(failure.made, instead)
                 score = None if result is None else judge.score(result)
