@@ -332,3 +332,33 @@ def test_tiny_constant_is_caught_and_valued(
     first = trends(result, "faulty eager")[0]
     assert (first[0], first[1].constant) == (tap, constant)
     assert first[1].fitted == pytest.approx(value, rel=2e-3)
+
+
+@pytest.mark.parametrize("window", [4, 9])
+def test_tiny_window_is_counted_where_nobody_taps_the_mask(
+    tiny: Callable[..., Path], load_model: Load, twin: Twin, window: int
+) -> None:
+    path = tiny("qwen3")  # a window of 6 in layer 1
+
+    def plant(model: Any) -> None:
+        attention = model.model.layers[1].self_attn
+        inner = attention.forward
+
+        def forward(*args: Any, hidden_states: Any, **kwargs: Any) -> Any:
+            at = torch.arange(hidden_states.shape[1])
+            distance = at[:, None] - at
+            kwargs["attention_mask"] = ((distance >= 0) & (distance < window))[None, None]
+            return inner(*args, hidden_states=hidden_states, **kwargs)
+
+        attention.forward = forward
+
+    model = twin(load_model(path), attention="sdpa")
+    plant(model)
+    tokens = [(7 * n * n + n) % 101 for n in range(40)]
+    result = check(WithoutParameters(model, name="faulty"), checkpoint=path, token_ids=[tokens])
+    assert result.first_divergence is not None
+    assert result.first_divergence.tap == "layers.1.attn.context"
+    fit = next(f for f in excluded(result.first_divergence.comparison) if f.constant == "window")
+    assert (fit.configured, fit.fitted, fit.written) == (6, window, "sliding_window")
+    assert result.diagnoses[0].causes[0].fault == "mask-window-size"
+    assert f"window = {window}" in result.diagnoses[0].causes[0].detail

@@ -105,7 +105,11 @@ class Matcher:
             own = [fault for fault in faults if fault.constant in trends]
             matches = _best(self._replay(failure, own)) or _only(own, comparison.local.units)
             return [_with_trend(replace(m, evidence=Evidence.FIT), trends) for m in matches]
-        return [_with_trend(m, trends) for m in _best(self._replay(failure, faults))]
+        matches = _best(self._replay(failure, faults))
+        if not matches and trends:
+            own = [fault for fault in faults if fault.constant in trends]
+            matches = _only(own, UNIT_LIMIT)  # more is not left where a fit excludes a value
+        return [_with_trend(m, trends) for m in matches]
 
     def again(self, failure: Replayed, matches: Sequence[Match]) -> list[Match]:
         """Which of some mistakes, found before, explain this op too, in the same way or another."""
