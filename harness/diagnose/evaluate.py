@@ -116,8 +116,9 @@ def _run(
     call = replace(node.call, inputs=given, constants=dict(instead.constants))
     result = _evaluated(instead.op, node.op, call, original=node.call, bounded=bounded)
     if instead.precision and result.incoming is not None:
-        ratio = precision(instead.precision).unit_roundoff / call.precision.unit_roundoff
-        result.incoming = result.incoming * np.float32(max(1.0, ratio))
+        narrow, unit_of = precision(instead.precision), call.precision.unit_roundoff
+        result.incoming = result.incoming * np.float32(max(1.0, narrow.unit_roundoff / unit_of))
+        result.incoming += np.float32(narrow.underflow / unit_of)
     return result
 
 

@@ -178,7 +178,6 @@ def _axis(site: Site) -> Iterator[Instead]:
         return core
 
     if site.kind in HEADS:
-        yield _otherwise(site, over((1, 3)), "over all heads of a token together")
         yield _otherwise(site, over((1,)), "over the heads, for each element")
     yield _otherwise(site, over((-2,)), "over the positions")
     yield _otherwise(site, over((-2, -1)), "over positions and channels")
@@ -347,12 +346,10 @@ FAULTS = (
         topic="norm.kind",
         kinds=NORMS,
         variant=_axis,
-        symptom="Plausible text that gets worse with depth; for queries and keys it looks like a "
-        "wrong scale of the scores.",
-        advice="Normalise the last axis of each token. Norms of queries and keys are taken per "
-        "head (Qwen3, Gemma 3: weight of D) or over the whole projection (OLMo 2: weight of H * "
-        "D): the size of the weight tells which.",
-        distinguish="One token alone: a norm over positions is right there, one over heads is not.",
+        symptom="Plausible text that gets worse with depth; a token's values depend on its batch.",
+        advice="Normalise the last axis of each token; look for a transpose between projection "
+        "and norm, and for normalized_shape with more than one axis.",
+        distinguish="One token alone: a norm over positions is nearly right there.",
         common=2,
     ),
     Fault(

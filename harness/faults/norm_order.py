@@ -185,11 +185,11 @@ FAULTS = (
         id="norm-skipped",
         title="A norm is left out",
         topic="norm.order",
-        kinds=tuple(kind for kind in NORMS if kind not in (*_POST, "final_norm")),
+        kinds=("attn_norm", "mlp_norm"),
         variant=_skipped,
         symptom="Activations grow from layer to layer; garbage, or infinities in float16.",
-        advice="Apply the norm before the block. For queries and keys, look whether the config or "
-        "the checkpoint has q_norm and k_norm: an architecture that is read as Llama drops them.",
+        advice="Apply the norm before the block; look for a flag that switches it off and for a "
+        "name that was not found in the checkpoint.",
         distinguish="Any prompt.",
         common=3,
     ),

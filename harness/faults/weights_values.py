@@ -267,7 +267,7 @@ FAULTS = (
         advice="Compare the map of names for biases, which is often written by hand beside that "
         "of weights.",
         distinguish="Any prompt; the difference is the same at every position.",
-        common=2,
+        common=3,
     ),
     Fault(
         id="weights-bias-added",
@@ -280,7 +280,7 @@ FAULTS = (
         "mlp_bias); one that stays as it was initialised is small and random. Row-parallel shards "
         "must not all add it.",
         distinguish="Two positions or more; the difference is the same at each.",
-        common=3,
+        common=2,
     ),
     Fault(
         id="weights-scaled",

@@ -115,11 +115,6 @@ def _over(*axes: int) -> Callable[[Any], Core]:
     return change
 
 
-def _all_heads(at: Planting) -> None:
-    """Heads are on axis 1 where Gemma norms queries, on axis 2 elsewhere."""
-    core("attn.q_norm", _over(1 if from_one(at.config) else 2, 3))(at)
-
-
 def _sum(module: Any) -> Core:
     def normalise(x: Tensor, eps: float) -> Tensor:
         y = shifted(module, x)
@@ -321,14 +316,6 @@ PLANTS = (
         put=_half_input,
         first="mlp_norm",
         equivalent=lambda config, dtype: _if(dtype != "float32", "the model is in half precision"),
-    ),
-    Plant(
-        fault="norm-axis",
-        name="over all heads of a query",
-        put=_all_heads,
-        first="attn.q_norm",
-        alike=("qk-norm-joint",),
-        reason=_head_norms_only,
     ),
     Plant(
         fault="norm-axis",

@@ -102,11 +102,6 @@ def _no_post_norm(config: Any) -> str:
     return "" if from_one(config) else "no norm stands behind a block"
 
 
-def _no_head_norm(config: Any) -> str:
-    normed = ("qwen3", "qwen3_moe", "gemma3_text")
-    return "" if config.model_type in normed else "queries and keys are not normed"
-
-
 def _no_multiplier(config: Any) -> str:
     multiplied = getattr(config, "residual_multiplier", 1.0) != 1.0
     return "" if multiplied else "the config has no multiplier of residuals"
@@ -118,14 +113,6 @@ def _float32_only(config: Any, dtype: str) -> str:
 
 PLANTS = (
     Plant(fault="norm-skipped", name="no norm", put=left_out("attn_norm"), first="attn_norm"),
-    Plant(
-        fault="norm-skipped",
-        name="keys are not normed",
-        put=left_out("attn.k_norm"),
-        first="attn.k_norm",
-        alike=("qk-norm-missing",),
-        reason=_no_head_norm,
-    ),
     Plant(
         fault="norm-skipped",
         name="the weight alone",
