@@ -18,6 +18,9 @@ Array = NDArray[Any]
 
 _TOKENS = ("embed", "embed_scaled")
 
+#: A table that gives what is there to less is worth a look.
+_ROUNDING = 1e-6
+
 #: Channels by which a row of the table is looked for, before all of it is compared.
 _LOOKED_AT = 8
 
@@ -165,13 +168,20 @@ def _positions_missing(site: Site) -> Iterator[Instead]:
 def _low_precision(site: Site) -> Iterator[Instead]:
     if site.dtype != "float32":
         return
-    for name in NARROW if _is_table(site) else ():
-        rows = np.unique(site.value(1))
-        table = site.value(0).copy()
-        table[rows] = narrow(table[rows], name)
-        yield site.instead(inputs={0: table}, detail=f"the table is rounded to {name}")
+    if _is_table(site) and comparable(site) and site.found is not None:
+        rows = site.value(0)[site.value(1)]
+        for name in NARROW:
+            if np.abs(narrow(rows, name) * _scale(site) - site.found).max() <= _ROUNDING * _size(
+                site
+            ):
+                table = narrow(site.value(0), name)
+                yield site.instead(inputs={0: table}, detail=f"the table is rounded to {name}")
     if name := grid(site):
         yield site.instead(precision=name, detail=f"every value is a {name} number")
+
+
+def _size(site: Site) -> float:
+    return float(np.abs(site.call.output.value).max())
 
 
 FAULTS = (

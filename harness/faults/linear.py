@@ -138,6 +138,11 @@ class Linear:
         found = self.found[np.ix_(self.positions, self.channels)]
         return bool(self._close(given, rows, own, found, slack=_SLACK).all())
 
+    def explained_by(self, x: Array) -> bool:
+        """Whether another input [B, T, L] gives what the candidate has at the sampled channels."""
+        given = x.reshape(-1, x.shape[-1])[self.positions]
+        return self.plausible(self.weight[self.channels], x=given)
+
     def _close(
         self, x: Array, rows: Array, bias: Array | None, found: Array, *, slack: float = 1.0
     ) -> Array:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..references_seam import ops
 from .fault import Fault, Instead, Site
+from .linear import Linear
 from .norm import NORMS
 from .stored import NARROW, comparable, grid, layer_of, lift, named, narrow, short, siblings
 
@@ -63,7 +64,10 @@ def _normed_again(site: Site) -> Iterator[Instead]:
         op = ops.layer_norm if bias else ops.rms_norm
         if str(site.config("model_type")).startswith("gemma"):
             op = ops.rms_norm_from_one
-        yield site.instead(inputs={0: op(site.value(0), final[0], *bias, eps=eps)})
+        x = op(site.value(0), final[0], *bias, eps=eps)
+        linear = Linear.at(site)
+        if linear is None or linear.explained_by(x):
+            yield site.instead(inputs={0: x})
 
 
 def _final_norm(site: Site) -> list[Array]:
@@ -128,6 +132,8 @@ def _factor(site: Site) -> float:
 
 def _stream_missing(site: Site) -> Iterator[Instead]:
     yield _sum(site, 0, _factor(site))
+    if _factor(site) != 1.0:
+        yield _sum(site, 0, 1, "nor is the block multiplied")
 
 
 def _block_missing(site: Site) -> Iterator[Instead]:
