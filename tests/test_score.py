@@ -127,7 +127,7 @@ def test_score_of_a_family_is_shown_and_written(tmp_path: Path) -> None:
 
 
 def test_score_exits_with_1_where_a_fault_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    missed = ([trial(caught=False, found="")], [])
+    missed: tuple[list[Trial], list[Equivalent]] = ([trial(caught=False, found="")], [])
     monkeypatch.setattr(command, "_score_model", lambda path, dtype, seed: missed)
     ran = run("score", "--family", "gpt2", "--dtype", "float32", "--healthy", "0")
     assert ran.exit_code == 1

@@ -154,13 +154,14 @@ def _ladder(site: Site) -> Iterator[Instead]:
         yield site.instead(frequencies=own[: size // 2])
 
 
-def positions_changed(
-    site: Site, change: Callable[[Array], Array], *, detail: str = ""
-) -> Iterator[Instead]:
+def positions_of(site: Site) -> Array:
+    """[B, T] positions of the op."""
+    return np.asarray(site.constant("positions"))
+
+
+def positions_changed(site: Site, changed: Array, *, detail: str = "") -> Iterator[Instead]:
     """The rotation at other positions, where those are others."""
-    positions = np.asarray(site.constant("positions"))
-    changed = np.asarray(change(positions))
-    if np.array_equal(changed, positions):
+    if np.array_equal(changed, positions_of(site)):
         return
     yield site.instead(positions=changed, detail=detail)
     rope = rope_at(site)
@@ -171,7 +172,9 @@ def positions_changed(
 
 def _offset(site: Site) -> Iterator[Instead]:
     for shift in (1, -1, 2, -2, 3, -3, 4, -4, 8, -8):
-        yield from positions_changed(site, lambda p, s=shift: p + s, detail=f"positions {shift:+d}")
+        yield from positions_changed(
+            site, positions_of(site) + shift, detail=f"positions {shift:+d}"
+        )
     one = fitted_at(site, "position_offset")
     if one is not None and differs(one, 0.0):
         off = one.value if differs(one, round(one.value)) else float(round(one.value))
@@ -179,13 +182,15 @@ def _offset(site: Site) -> Iterator[Instead]:
 
 
 def _always_zero(site: Site) -> Iterator[Instead]:
-    yield from positions_changed(site, np.zeros_like)
+    yield from positions_changed(site, np.zeros_like(positions_of(site)))
 
 
 def _restarted(site: Site) -> Iterator[Instead]:
     if site.chunk > 0:
         yield from positions_changed(
-            site, lambda p: p - p.min(), detail="the first new token is at position 0 again"
+            site,
+            positions_of(site) - positions_of(site).min(),
+            detail="the first new token is at position 0 again",
         )
 
 
@@ -194,26 +199,24 @@ def _stuck(site: Site) -> Iterator[Instead]:
     prompt = site.facts.tokens[0].shape[1] if site.facts.tokens else 0
     if site.chunk > 1:
         yield from positions_changed(
-            site, lambda p: np.full_like(p, prompt), detail=f"every new token is at {prompt}"
+            site, np.full_like(positions, prompt), detail=f"every new token is at {prompt}"
         )
     if site.chunk > 0 and prompt:
-        yield from positions_changed(
-            site, lambda p: p - 1, detail="the position of the token before"
-        )
+        yield from positions_changed(site, positions - 1, detail="the position of the token before")
     if site.chunk == 0 and positions.shape[1] > 1:
         last = positions.shape[1] - 1
         yield from positions_changed(
-            site, lambda p: np.full_like(p, last), detail="every token is at the last position"
+            site, np.full_like(positions, last), detail="every token is at the last position"
         )
 
 
 def _clamped(site: Site) -> Iterator[Instead]:
     for last in _last_rows(site):
         yield from positions_changed(
-            site, lambda p, n=last: np.minimum(p, n), detail=f"no position beyond {last}"
+            site, np.minimum(positions_of(site), last), detail=f"no position beyond {last}"
         )
         yield from positions_changed(
-            site, lambda p, n=last: p % (n + 1), detail=f"positions begin again behind {last}"
+            site, positions_of(site) % (last + 1), detail=f"positions begin again behind {last}"
         )
 
 
@@ -236,7 +239,7 @@ def _rounded_positions(site: Site) -> Iterator[Instead]:
     for name, dtype in _NARROW.items():
         yield from positions_changed(
             site,
-            lambda p, d=dtype: p.astype(np.float32).astype(d).astype(np.float64),
+            positions_of(site).astype(np.float32).astype(dtype).astype(np.float64),
             detail=f"positions in {name}: whole numbers beyond "
             f"{256 if name == 'bfloat16' else 2048} are rounded",
         )

@@ -197,7 +197,11 @@ def _positions_exact(config: Any, dtype: str) -> str:
 
 def _rope(fault: str, name: str, put: Put, **kwargs: Any) -> Plant:
     """A plant that shows at the rotated queries, of all layers if it is not said otherwise."""
-    given = {"first": "attn.q_rope", "everywhere": True, "reason": has_rope} | kwargs
+    given: dict[str, Any] = {
+        "first": "attn.q_rope",
+        "everywhere": True,
+        "reason": has_rope,
+    } | kwargs
     return Plant(fault=fault, name=name, put=put, **given)
 
 

@@ -110,7 +110,7 @@ def _divide(by: float) -> Put:
 
 
 def _scaling(fault: str, name: str, put: Put, reason: Callable[[Any], str], **more: Any) -> Plant:
-    given = {"first": "attn.q_rope", "everywhere": True, "reason": reason} | more
+    given: dict[str, Any] = {"first": "attn.q_rope", "everywhere": True, "reason": reason} | more
     return Plant(fault=fault, name=name, put=put, **given)
 
 
