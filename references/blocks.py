@@ -135,6 +135,7 @@ def attend(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink: Handle | None = None,
 ) -> Handle:
     """Causal grouped-query attention over the cache and the chunk.
 
@@ -150,6 +151,7 @@ def attend(
         scale: Multiplies the scores.
         window: Size of the sliding window, None for full attention.
         softcap: Caps the scores smoothly, None for no cap.
+        sink: [H], a score of each head that takes probability and gives nothing; None for none.
 
     Returns:
         [B, H, T, D].
@@ -167,7 +169,10 @@ def attend(
     scores = step(f"{at}.scores", ops.scores, q, keys, scale=scale)
     if softcap is not None:
         scores = step(f"{at}.scores_capped", ops.softcap, scores, cap=softcap)
-    probs = step(f"{at}.probs", ops.masked_softmax, scores, mask)
+    if sink is None:
+        probs = step(f"{at}.probs", ops.masked_softmax, scores, mask)
+    else:
+        probs = step(f"{at}.probs", ops.masked_softmax_sink, scores, mask, sink)
     return step(f"{at}.context", ops.context, probs, values)
 
 

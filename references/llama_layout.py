@@ -51,6 +51,7 @@ def read_decoder(
     activation: tuple[str, str] = ("hidden_act", "silu"),
     eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
     tied: bool = False,
+    attention_bias: bool = False,
 ) -> Decoder:
     """Read the shared keys.
 
@@ -62,6 +63,7 @@ def read_decoder(
         activation: The key that names the activation, and its default.
         eps: The key that holds the epsilon of all norms, and its default.
         tied: Default of ``tie_word_embeddings``.
+        attention_bias: Default of ``attention_bias``.
 
     Raises:
         ConfigError: A key that is absent or unusable.
@@ -82,7 +84,7 @@ def read_decoder(
         eps=read.number(*eps),
         activation=read.choice(activation[0], ACTIVATIONS, default=activation[1]),
         tied=read.flag("tie_word_embeddings", default=tied),
-        attention_bias=read.flag("attention_bias", default=False),
+        attention_bias=read.flag("attention_bias", default=attention_bias),
     )
 
 

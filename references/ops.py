@@ -277,6 +277,27 @@ def masked_softmax(scores: Array, visible: Array) -> Array:
     return _like(exponentials / xp.sum(exponentials, axis=-1, keepdims=True), scores)
 
 
+def masked_softmax_sink(scores: Array, visible: Array, sink: Array) -> Array:
+    """As :func:`masked_softmax`, with one more score in the sum whose probability goes nowhere.
+
+    Source: Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks, section 3.
+
+    Args:
+        scores: [B, H, T, S].
+        visible: [B, T, S] booleans.
+        sink: [H].
+    """
+    xp = array_namespace(scores)
+    wide = _wide(scores)
+    lowest = xp.asarray(-math.inf, dtype=wide.dtype, device=device(wide))
+    wide = xp.where(_beside(visible, scores)[:, None], wide, lowest)
+    last = _wide(sink)[None, :, None, None]
+    top = xp.maximum(xp.max(wide, axis=-1, keepdims=True), last)
+    exponentials = xp.exp(wide - top)
+    total = xp.sum(exponentials, axis=-1, keepdims=True) + xp.exp(last - top)
+    return _like(exponentials / total, scores)
+
+
 def context(probs: Array, values: Array) -> Array:
     """``probs @ values``, grouped as in :func:`scores`: to [B, H, T, D]."""
     xp = array_namespace(probs)
@@ -291,11 +312,14 @@ def silu(x: Array) -> Array:
 
     The logistic function is formed from ``exp(-abs(x))``, which cannot overflow.
     """
+    return _like(_wide(x) * _wide_sigmoid(x), x)
+
+
+def _wide_sigmoid(x: Array) -> Array:
     xp = array_namespace(x)
     wide = _wide(x)
     small = xp.exp(-xp.abs(wide))
-    sigmoid = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
-    return _like(wide * sigmoid, x)
+    return xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def _gelu_by_tanh(x: Array) -> Array:
@@ -380,5 +404,46 @@ def experts(x: Array, weights: Array, *matrices: Array, activation: Callable[...
         sent = shares[:, expert] != 0
         inner = rows[sent]  # [tokens of this expert, C]
         made = linear(activation(linear(inner, gate)) * linear(inner, up), down)
+        total[sent] = total[sent] + made * shares[sent][:, expert, None]
+    return xp.reshape(total, x.shape)
+
+
+def clamped_experts(
+    x: Array,
+    weights: Array,
+    gate_up: Array,
+    gate_up_bias: Array,
+    down: Array,
+    down_bias: Array,
+    *,
+    alpha: float,
+    limit: float,
+) -> Array:
+    """As :func:`experts`, with ``(up + 1) gate sigmoid(alpha gate)``, clamped, and biases.
+
+    The gate is clamped from above, up from both sides. Source: OpenAI 2025, gpt-oss Model Card,
+    section 2.
+
+    Args:
+        x: [B, T, C].
+        weights: [B, T, E].
+        gate_up: [E, C, 2 F], rows of gate and up in turn.
+        gate_up_bias: [E, 2 F].
+        down: [E, F, C].
+        down_bias: [E, C].
+        alpha: Multiplies the gate in the sigmoid.
+        limit: Largest size of gate and up.
+    """
+    xp = array_namespace(x)
+    rows = xp.reshape(x, (-1, x.shape[-1]))
+    shares = xp.reshape(weights, (rows.shape[0], -1))
+    total = xp.zeros_like(rows)
+    for expert in range(shares.shape[1]):
+        sent = shares[:, expert] != 0
+        both = affine(rows[sent], gate_up[expert], gate_up_bias[expert])
+        gate = xp.clip(both[:, 0::2], max=limit)
+        up = xp.clip(both[:, 1::2], min=-limit, max=limit)
+        inner = (up + 1) * gate * _like(_wide_sigmoid(gate * alpha), x)
+        made = affine(inner, down[expert], down_bias[expert])
         total[sent] = total[sent] + made * shares[sent][:, expert, None]
     return xp.reshape(total, x.shape)

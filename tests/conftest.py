@@ -221,6 +221,10 @@ KINDS = {
         *("mlp.router", "mlp.chosen", "mlp.router_weights"),
     ),
     "stablelm": (*OUTER, *LAYERED),
+    "gpt_oss": (
+        *(*OUTER, *(kind for kind in LAYERED if kind not in DENSE)),
+        *("mlp.router", "mlp.chosen", "mlp.router_weights"),
+    ),
     "gemma3_text": (
         *(*OUTER, *LAYERED, "attn.q_norm", "attn.k_norm"),
         *("attn_post_norm", "mlp_post_norm"),
@@ -321,6 +325,24 @@ TINY_GEMMA3: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+#: Clamped so low that clamps cut, and with a sink that matters.
+TINY_GPT_OSS: dict[str, Any] = {
+    "intermediate_size": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "swiglu_limit": 2.0,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+    },
+}
+
 #: Heads of 8 elements, of which 4 are rotated; it knows no other head dim than C / H.
 TINY_STABLELM: dict[str, Any] = {
     **{key: value for key, value in TINY.items() if key not in ("head_dim", "rms_norm_eps")},
@@ -346,6 +368,7 @@ TINY_GPT2: dict[str, Any] = {
 }
 
 TINY_OF_FAMILY = {
+    "gpt_oss": TINY | TINY_GPT_OSS,
     "granite": TINY | TINY_GRANITE,
     "llama": TINY,
     "qwen3": TINY | TINY_QWEN3,

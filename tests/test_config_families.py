@@ -1,4 +1,4 @@
-"""Configs of Granite, Qwen3-MoE and StableLM: what they mean, and what is refused."""
+"""Configs of Granite, Qwen3-MoE, GPT-OSS and StableLM: what they mean, and what is refused."""
 
 from typing import Any
 
@@ -130,6 +130,23 @@ def test_stablelm_rotates_the_part_that_the_config_says(
             "qwen3_moe",
             {"layer_types": ["sliding_attention"] * 4},
             "layer_types: expected full_attention for all layers",
+        ),
+        ("gpt_oss", {}, "rope_parameters: expected the rotation, which engines take to be YaRN's"),
+        ("gpt_oss", {"rope_parameters": {"rope_theta": 9.0}, "hidden_act": "gelu"}, "hidden_act: "),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_theta": 9.0}, "experts_per_token": 2},
+            "experts_per_token: expected 4, as another key says, found 2",
+        ),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_theta": 9.0}, "quantization_config": {"a": 1}},
+            "found quantization_config={'a': 1}",
+        ),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_theta": 9.0}, "sliding_window": None},
+            "sliding_window: expected a number, as layers have sliding_attention, found nothing",
         ),
         ("stablelm", {"head_dim": 16}, "head_dim: expected hidden_size / num_attention_heads, 8"),
         ("stablelm", {"attention_bias": True}, "attention_bias: expected false, as use_qkv_bias"),

@@ -99,7 +99,16 @@ def test_no_key_that_a_family_follows_is_called_inert() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    assert names() == ["gemma3_text", "gpt2", "granite", "llama", "qwen3", "qwen3_moe", "stablelm"]
+    assert names() == [
+        "gemma3_text",
+        "gpt2",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "qwen3",
+        "qwen3_moe",
+        "stablelm",
+    ]
     with pytest.raises(
         ConfigError, match=f"model_type: expected one of {', '.join(names())}, found"
     ):

@@ -10,6 +10,7 @@ import pytest
 from harness import HFEngine, ReferenceEngine, check
 from harness.contract import UNIT_LIMIT
 from harness.engines.protocol import Engine
+from harness.errors import EngineError
 from harness.result import RunResult, TapStatus, Verdict
 from harness.subject import load_subject
 
@@ -193,6 +194,21 @@ STABLELM: dict[str, dict[str, Any]] = {
     "epsilon": {"layer_norm_eps": 1e-2},
 }
 
+GPT_OSS: dict[str, dict[str, Any]] = {
+    "low clamp": {},
+    "clamp of released models": {"swiglu_limit": 7.0},
+    "other alpha": {"swiglu_alpha": 0.5},
+    "all full": {"layer_types": ["full_attention"] * 3},
+    "all sliding": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 2},
+    "implied windows": {"layer_types": None},
+    "no biases": {"attention_bias": False},
+    "one of few": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "all chosen": {"num_local_experts": 3, "num_experts_per_tok": 3},
+    "tied": {"tie_word_embeddings": True},
+    "free head dim": {"head_dim": 8},
+    "plain rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+}
+
 FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt2", "granite", "qwen3_moe", "stablelm"]
 
 
@@ -288,19 +304,52 @@ def test_layers_without_experts_agree_with_transformers(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernel", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_every_way_to_compute_experts_agrees(
-    tiny: Callable[..., Path], kernel: str, dtype: str
+    tiny: Callable[..., Path], family: str, kernel: str, dtype: str
 ) -> None:
-    path = tiny("qwen3_moe")
+    path = tiny(family)
     engine = HFEngine.load(path, dtype=dtype)
     config: Any = engine.model.config
     config._experts_implementation = kernel
     rows = [[5, 17, 90, 3, 44, 61, 8, 29, 73, 12, 1, 55], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 99, 98]]
     result = check(engine, checkpoint=path, token_ids=rows, decode=2)
     assert result.verdict in (Verdict.PASS, Verdict.ROUNDING), result.candidates[0].reason
-    units = [c.local.units for c in result.comparisons if c.local and c.op == "experts"]
+    kinds = ("experts", "clamped_experts")
+    units = [c.local.units for c in result.comparisons if c.local and c.op in kinds]
     assert len(units) == 3 * 3
     assert 0.2 < max(units) < 2
+
+
+def run_without_sdpa(path: Path, *, batch: int, dtype: str = "float32") -> RunResult:
+    """GPT-OSS has no attention function but the eager one that torch alone can run."""
+    draw = random.Random(batch)
+    rows = [[draw.randrange(101) for _ in range(17)] for _ in range(batch)]
+    engines: list[Engine] = [HFEngine.load(path, dtype=dtype)]
+    if dtype == "float32":
+        engines.append(ReferenceEngine(load_subject(path).model))
+    return check(engines, checkpoint=path, token_ids=rows, decode=3)
+
+
+@pytest.mark.parametrize("option", GPT_OSS)
+def test_gpt_oss_agrees_with_transformers(
+    tiny: Callable[..., Path], require_healthy: Require, option: str
+) -> None:
+    path = tiny("gpt_oss", **GPT_OSS[option])
+    require_healthy(run_without_sdpa(path, batch=2), "gpt_oss")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gpt_oss_agrees_in_half_precision(
+    tiny: Callable[..., Path], require_healthy: Require, dtype: str
+) -> None:
+    """In float16 transformers keeps weights of norms in float32, which is no fault."""
+    require_healthy(run_without_sdpa(tiny("gpt_oss"), batch=2, dtype=dtype), "gpt_oss")
+
+
+def test_gpt_oss_with_sdpa_is_refused(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(EngineError, match=r"hf:sdpa.*does not support an attention implementation"):
+        HFEngine.load(tiny("gpt_oss"), attention="sdpa")
 
 
 @pytest.mark.parametrize("option", STABLELM)

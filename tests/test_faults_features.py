@@ -1,18 +1,24 @@
 """Faults of what few families have, planted in small random models.
 
-Granite's multipliers, mixtures of experts, and a rotation of part of each head.
+Granite's multipliers, mixtures of experts, a rotation of part of each head, and attention sinks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from harness import HFEngine, RunResult, check
+from harness.faults.catalogue import collect
+from harness.faults.fault import Facts, Fault, Instead, Site
+from harness.replay.call import Call, Operand
+from harness.replay.precision import precision
 from harness.result import Comparison, Verdict
+from references import ops
 
 Load = Callable[..., Any]
 Tiny = Callable[..., Path]
@@ -423,3 +429,101 @@ def test_fault_of_parallel_layers_is_placed(
     assert run(model, path).verdict in (Verdict.PASS, Verdict.ROUNDING)
     plant(model)
     assert_first(run(model, path), tap)
+
+
+# GPT-OSS: sinks, and experts whose gate and up stand in turn and are clamped.
+
+
+def sinks_as(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    def plant(model: Any) -> None:
+        attention = model.model.layers[1].self_attn
+        attention.sinks = torch.nn.Parameter(change(attention.sinks.detach()))
+
+    return plant
+
+
+def gate_and_up_as(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    """Columns of gate and up in turn, in the matrix and in its bias."""
+
+    def change_experts(experts: Any) -> None:
+        for name in ("gate_up_proj", "gate_up_proj_bias"):
+            replaced(experts, name, change(getattr(experts, name).detach()))
+
+    return in_experts(change_experts)
+
+
+def halves_in_turn(x: torch.Tensor) -> torch.Tensor:
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.stack([first, second], dim=-1).flatten(-2)
+
+
+def neighbours_exchanged(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+
+
+def without_expert_bias(experts: Any) -> None:
+    replaced(experts, "down_proj_bias", torch.zeros_like(experts.down_proj_bias))
+
+
+def router_without_bias(model: Any) -> None:
+    router = model.model.layers[1].mlp.router
+    router.bias = torch.nn.Parameter(torch.zeros_like(router.bias))
+
+
+def softmax_over_all(model: Any) -> None:
+    """Weights that are not divided by the sum of those chosen."""
+    router = model.model.layers[1].mlp.router
+    forward = router.forward
+
+    def patched(x: torch.Tensor) -> Any:
+        logits, _, indices = forward(x)
+        return logits, torch.softmax(logits, dim=-1).gather(-1, indices), indices
+
+    router.forward = patched
+
+
+GPT_OSS: list[tuple[Plant, str]] = [
+    (sinks_as(lambda x: x - 1e9), "layers.1.attn.probs"),
+    (sinks_as(torch.zeros_like), "layers.1.attn.probs"),
+    (sinks_as(lambda x: x.flip(0)), "layers.1.attn.probs"),
+    (sinks_as(lambda x: x + 1e-4), "layers.1.attn.probs"),
+    (router_without_bias, "layers.1.mlp.router"),
+    (softmax_over_all, "layers.1.mlp.router_weights"),
+    (gate_and_up_as(halves_in_turn), "layers.1.mlp.out"),
+    (gate_and_up_as(neighbours_exchanged), "layers.1.mlp.out"),
+    (in_experts(without_expert_bias), "layers.1.mlp.out"),
+    (in_experts(lambda experts: setattr(experts, "limit", 1e9)), "layers.1.mlp.out"),
+    (in_experts(lambda experts: setattr(experts, "alpha", 1.0)), "layers.1.mlp.out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "tap"), GPT_OSS, ids=[f"{tap}-{n}" for n, (_, tap) in enumerate(GPT_OSS)]
+)
+def test_gpt_oss_fault_is_placed(tiny: Tiny, load_model: Load, plant: Plant, tap: str) -> None:
+    require_placed(tiny, load_model, "gpt_oss", "eager", plant, tap, "")
+
+
+def test_ways_whose_op_takes_other_inputs_are_passed_over() -> None:
+    """A mistake written for a softmax of two inputs says nothing of one that has a sink too."""
+    two = Operand(np.ones((1, 2)))
+
+    def variant(site: Site) -> Iterator[Instead]:
+        yield site.instead(op=lambda x: x, detail="one input")
+        yield site.instead(op=lambda x, y: x, detail="two inputs")
+        yield site.instead(op=lambda x, y: x, detail="a constant that it does not have", eps=1.0)
+        yield site.instead(op=np.add, detail="an op that does not tell")
+
+    call = Call(two, (two, two), {}, precision("float32"))
+    site = Site("layers.0.resid_mid", ops.add, call, None, Facts({}, {}))
+    fault = Fault(
+        id="x",
+        title="x",
+        topic="mlp.x",
+        kinds=("resid_mid",),
+        variant=variant,
+        symptom="x",
+        advice="x",
+    )
+    held = collect([fault]).faults["x"]
+    assert [way.detail for way in held.variant(site)] == ["two inputs", "an op that does not tell"]

@@ -107,6 +107,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": SIZES | {"sliding_window": 3, "query_pre_attn_scalar": 6},
     "qwen3_moe": SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5},
     "stablelm": SIZES | {"head_dim": 2, "partial_rotary_factor": 1.0, "qk_layernorm": True},
+    "gpt_oss": SIZES | {"num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": ROPE},
     "granite": SIZES | {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "mlp_bias": False},
     "gpt2": {"vocab_size": 11, "n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 16},
 }

@@ -67,6 +67,7 @@ def test_a_family_is_found_by_the_name_of_its_file(
     assert families.names() == [
         "gemma3_text",
         "gpt2",
+        "gpt_oss",
         "granite",
         "llama",
         "qwen3",
@@ -79,6 +80,7 @@ def test_a_family_is_found_by_the_name_of_its_file(
         assert families.names() == [
             "gemma3_text",
             "gpt2",
+            "gpt_oss",
             "granite",
             "llama",
             "planted3",

@@ -325,6 +325,11 @@ FIRST_ROPE = "layers.0.attn.q_rope"
         ("qwen3_moe", None, {"norm_topk_prob": False}, "layers.0.mlp.router_weights"),
         ("qwen3_moe", None, {"num_experts_per_tok": 2}, "layers.0.mlp.chosen"),
         ("qwen3_moe", None, {"num_experts_per_tok": 4}, "layers.0.mlp.chosen"),
+        ("gpt_oss", None, {"swiglu_limit": 2.001}, "layers.0.mlp.out"),
+        ("gpt_oss", None, {"swiglu_alpha": 1.7021}, "layers.0.mlp.out"),
+        ("gpt_oss", None, {"sliding_window": 7}, "layers.0.attn.mask"),
+        ("gpt_oss", None, {"num_experts_per_tok": 2}, "layers.0.mlp.chosen"),
+        ("gpt_oss", None, {"rope_parameters.truncate": True}, FIRST_ROPE),
         ("stablelm", None, {"layer_norm_eps": 1.2e-5}, "layers.0.attn_norm"),
         ("stablelm", None, {"rope_parameters.partial_rotary_factor": 0.75}, FIRST_ROPE),
         ("stablelm", None, {"rope_parameters.partial_rotary_factor": 1.0}, FIRST_ROPE),
@@ -390,7 +395,7 @@ def test_dynamic_scaling_fails_from_the_step_that_passes_the_trained_length(
 # The same source on torch.
 
 
-@pytest.mark.parametrize("family", ARGUMENTS)
+@pytest.mark.parametrize("family", [*ARGUMENTS, "gpt_oss"])
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.2)]
 )

@@ -219,3 +219,44 @@ def test_rope_of_a_part_turns_its_halves_and_passes_the_rest(library: str, pairs
     assert np.array_equal(value(found)[..., 2 * pairs :], p[..., 2 * pairs :])
     scaled = value(ops.rope(x, **given, attention_factor=1.5))
     assert np.array_equal(scaled[..., 2 * pairs :], p[..., 2 * pairs :])  # cosine and sine alone
+
+
+def test_masked_softmax_sink_has_one_more_term_in_its_sum(library: str) -> None:
+    scores, p = draw(library, B, H, T, 5, spread=3.0)
+    sink, s = draw(library, H, seed=1, spread=3.0)
+    visible = np.random.default_rng(2).random((B, T, 5)) < 0.6
+    visible[..., 1] = True
+    expected = np.zeros((B, H, T, 5))
+    for i, h, t in np.ndindex(B, H, T):
+        seen = [key for key in range(5) if visible[i, t, key]]
+        total = math.exp(s[h]) + sum(math.exp(p[i, h, t, key]) for key in seen)
+        for key in seen:
+            expected[i, h, t, key] = math.exp(p[i, h, t, key]) / total
+    require(library, ops.masked_softmax_sink(scores, visible, sink), expected)
+
+
+@pytest.mark.parametrize("sink", [-1000.0, 1000.0])
+def test_masked_softmax_sink_does_not_overflow(sink: float) -> None:
+    scores, visible = np.zeros((1, 1, 1, 2)), np.ones((1, 1, 2), dtype=bool)
+    found = ops.masked_softmax_sink(scores, visible, np.array([sink]))
+    assert found.tolist() == [[[[0.5, 0.5] if sink < 0 else [0.0, 0.0]]]]
+
+
+def test_clamped_experts_take_gate_and_up_in_turn(library: str) -> None:
+    (x, p), (shares, s) = draw(library, B, T, C), draw(library, B, T, 2, seed=1)
+    shares, s = shares * (shares > 0), s * (s > 0)
+    shapes = [(2, C, 8), (2, 8), (2, 4, C), (2, C)]
+    drawn = [draw(library, *shape, seed=n, spread=0.5) for n, shape in enumerate(shapes, 2)]
+    gate_up, gate_up_bias, down, down_bias = (array for _, array in drawn)
+    expected, cut = np.zeros((B, T, C)), 0
+    for e, i, t in np.ndindex(2, B, T):
+        both = p[i, t] @ gate_up[e] + gate_up_bias[e]
+        cut += int((np.abs(both) > 0.7).sum())
+        gates = [min(a, 0.7) for a in both[0::2]]
+        ups = [min(max(a, -0.7), 0.7) for a in both[1::2]]
+        inner = [(u + 1) * g / (1 + math.exp(-1.3 * g)) for g, u in zip(gates, ups, strict=True)]
+        expected[i, t] += s[i, t, e] * (inner @ down[e] + down_bias[e])
+    assert cut > 10
+    arrays = [array for array, _ in drawn]
+    found = ops.clamped_experts(x, shares, *arrays, alpha=1.3, limit=0.7)
+    require(library, found, expected, rounds=16.0)

@@ -167,6 +167,25 @@ def make_softmax(rng: Random, n: int, kind: str, scale: float) -> Example:
     return Example(ops.masked_softmax, (scores, seen), {})
 
 
+def make_softmax_sink(rng: Random, n: int, kind: str, scale: float) -> Example:
+    scores, seen = make_softmax(rng, n, kind, scale).inputs
+    sink = values(rng, (3,), "plain", 4 * scale)
+    return Example(ops.masked_softmax_sink, (scores, seen, sink), {})
+
+
+def make_clamped_experts(rng: Random, n: int, kind: str, scale: float) -> Example:
+    x, weights, *_ = make_experts(rng, n, kind, scale).inputs
+    inner, count = min(n, 64), 4
+    drawn = [
+        rng.standard_normal((count, n, 2 * inner)) / np.sqrt(n),
+        rng.standard_normal((count, 2 * inner)) * scale,
+        rng.standard_normal((count, inner, n)) / np.sqrt(inner),
+        rng.standard_normal((count, n)) * scale,
+    ]
+    constants = {"alpha": 1.702, "limit": float(rng.choice([0.5, 7.0]))}
+    return Example(ops.clamped_experts, (x, weights, *drawn), constants)
+
+
 def make_context(rng: Random, n: int, kind: str, scale: float) -> Example:
     weights = np.exp(6 * rng.standard_normal((2, 6, 3, n)))
     weights[rng.random(weights.shape) < 0.3] = 0
@@ -290,6 +309,8 @@ MAKERS: dict[Callable[..., Array], Callable[..., Example]] = {
     ops.top_experts: make_top_experts,
     ops.expert_weights: make_expert_weights,
     ops.experts: make_experts,
+    ops.clamped_experts: make_clamped_experts,
+    ops.masked_softmax_sink: make_softmax_sink,
 }
 
 
@@ -302,7 +323,7 @@ def examples(draw: st.DrawFn, op: Callable[..., Array], dtype: str) -> Example:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n = draw(st.sampled_from([2, 3, 16, 64, 576, 1536, 2048]))
     kind = draw(st.sampled_from(["plain", "dominant", "cancelling"]))
-    n = min(n, {ops.visible: 64, ops.experts: 576}.get(op, n))
+    n = min(n, {ops.visible: 64, ops.experts: 576, ops.clamped_experts: 576}.get(op, n))
     # float16 holds 6e-8 to 65504: products of values that outweigh the rest must stay below
     scale = draw(st.sampled_from([0.01, 0.1, 0.25] if dtype == "float16" else [1e-4, 1.0, 30.0]))
     example = MAKERS[op](rng, n, kind, scale)
@@ -388,11 +409,39 @@ def torch_experts(x: torch.Tensor, weights: torch.Tensor, *matrices: torch.Tenso
     return total
 
 
+def torch_softmax_sink(
+    scores: torch.Tensor, seen: torch.Tensor, sink: torch.Tensor
+) -> torch.Tensor:
+    """As models do it: the sink is one more column, and the maximum goes before the softmax."""
+    masked = scores + torch.where(seen[:, None], 0.0, torch.finfo(scores.dtype).min)
+    column = sink[None, :, None, None].expand(*scores.shape[:3], 1)
+    joined = torch.cat([masked.to(scores.dtype), column], dim=-1)
+    joined = joined - joined.max(dim=-1, keepdim=True).values
+    return torch.softmax(joined, dim=-1)[..., :-1]
+
+
+def torch_clamped_experts(
+    x: torch.Tensor, weights: torch.Tensor, *given: torch.Tensor, alpha: float, limit: float
+) -> torch.Tensor:
+    """Every expert on every token, each operation in the model's dtype."""
+    gate_up, gate_up_bias, down, down_bias = given
+    total = torch.zeros_like(x)
+    for expert in reversed(range(weights.shape[-1])):
+        both = x @ gate_up[expert] + gate_up_bias[expert]
+        gate = both[..., 0::2].clamp(max=limit)
+        up = both[..., 1::2].clamp(-limit, limit)
+        inner = (up + 1) * (gate * torch.sigmoid(gate * alpha))
+        total += (inner @ down[expert] + down_bias[expert]) * weights[..., expert, None]
+    return total
+
+
 OTHERS: dict[Callable[..., Array], Callable[[Example, list[Any]], torch.Tensor]] = {
     ops.linear: lambda e, x: torch.nn.functional.linear(*x),
     ops.top_experts: lambda e, x: torch_top_experts(x[0], e.constants["count"]),
     ops.expert_weights: lambda e, x: torch_expert_weights(*x, **e.constants),
     ops.experts: lambda e, x: torch_experts(*x),
+    ops.clamped_experts: lambda e, x: torch_clamped_experts(*x, **e.constants),
+    ops.masked_softmax_sink: lambda e, x: torch_softmax_sink(*x),
     ops.rms_norm: lambda e, x: torch_norm(x[0], x[1], e.constants["eps"]),
     ops.rope: lambda e, x: torch_rope(x[0], e.constants),
     ops.masked_softmax: lambda e, x: torch_softmax(*x),

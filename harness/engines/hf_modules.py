@@ -111,20 +111,33 @@ _QWEN3_HOOKS = (
 _DENSE, _ROUTER = "model.layers.{n}.mlp.gate_proj", "model.layers.{n}.mlp.gate"
 _INNER = tuple(f"layers.{{n}}.mlp.{kind}" for kind in ("gate", "up", "act", "prod"))
 
+
+def _router_hooks(router: str, *, unless: str = "") -> tuple[Hook, ...]:
+    """What a router hands over."""
+    kinds = {
+        "router": hf_experts.router_logits,
+        "chosen": hf_experts.chosen,
+        "router_weights": hf_experts.router_weights,
+    }
+    return tuple(
+        Hook(f"layers.{{n}}.mlp.{kind}", router, layout="(BT)C", unless=unless, take=take)
+        for kind, take in kinds.items()
+    )
+
+
 _QWEN3_MOE_HOOKS = (
     *(
         replace(hook, unless=_ROUTER) if hook.tap in _INNER else hook
         for hook in _QWEN3_HOOKS
         if hook.tap != "layers.{n}.mlp.out"
     ),
-    *(
-        Hook(f"layers.{{n}}.mlp.{kind}", _ROUTER, layout="(BT)C", unless=_DENSE, take=take)
-        for kind, take in (
-            ("router", hf_experts.router_logits),
-            ("chosen", hf_experts.chosen),
-            ("router_weights", hf_experts.router_weights),
-        )
-    ),
+    *_router_hooks(_ROUTER, unless=_DENSE),
+    Hook("layers.{n}.mlp.out", "model.layers.{n}.mlp"),
+)
+
+_GPT_OSS_HOOKS = (
+    *(hook for hook in _LLAMA_HOOKS if not hook.tap.startswith("layers.{n}.mlp.")),
+    *_router_hooks("model.layers.{n}.mlp.router"),
     Hook("layers.{n}.mlp.out", "model.layers.{n}.mlp"),
 )
 
@@ -185,6 +198,7 @@ MODULE_MAPS = {
         inputs=("attn.q", "attn.k", "attn.v"),
         own_eager={"reorder_and_upcast_attn": "_upcast_and_reordered_attn"},
     ),
+    "gpt_oss": ModuleMap(_GPT_OSS_HOOKS),
     "granite": ModuleMap(_GRANITE_HOOKS),
     "llama": ModuleMap(_LLAMA_HOOKS),
     "qwen3": ModuleMap(_QWEN3_HOOKS),

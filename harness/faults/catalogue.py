@@ -1,6 +1,7 @@
 """All faults, from one module for each group."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from . import (
     attention,
@@ -22,7 +23,7 @@ from . import (
     weights_precision,
     weights_values,
 )
-from .fault import Catalogue, Fault
+from .fault import Catalogue, Fault, where_it_fits
 
 #: Each has ``FAULTS``.
 _MODULES = (
@@ -58,7 +59,7 @@ def collect(faults: Sequence[Fault]) -> Catalogue:
     Raises:
         ValueError: Two have the same id, or one implies another that is not there.
     """
-    by_id = {fault.id: fault for fault in faults}
+    by_id = {fault.id: replace(fault, variant=where_it_fits(fault.variant)) for fault in faults}
     if len(by_id) != len(faults):
         twice = sorted({f.id for f in faults if [g.id for g in faults].count(f.id) > 1})
         raise ValueError(f"faults of the same id: {', '.join(twice)}")

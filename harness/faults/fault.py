@@ -1,5 +1,7 @@
 """What a fault is: data, and at most one function that makes the mistake on an op's inputs."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,6 +209,31 @@ class Fault:
     def links(self) -> tuple[str, ...]:
         """Addresses of the reports."""
         return tuple(link(report) for report in self.reports)
+
+
+def where_it_fits(variant: Variant) -> Variant:
+    """A variant without the ways whose op does not take what the op in its place is given.
+
+    Families make one kind of tap by different ops: a softmax with a sink, which has one input more,
+    a norm with a bias or without. A mistake that is written for one of them says nothing of the
+    others.
+    """
+
+    @functools.wraps(variant)
+    def fitting(site: Site) -> Iterator[Instead]:
+        return (instead for instead in variant(site) if _fits(instead))
+
+    return fitting
+
+
+def _fits(instead: Instead) -> bool:
+    try:
+        inspect.signature(instead.op).bind(*instead.inputs, **instead.constants)
+    except TypeError:
+        return False
+    except ValueError:  # a compiled function that does not tell
+        return True
+    return True
 
 
 def link(report: str) -> str:

@@ -51,22 +51,22 @@ def _add(call: Call) -> Array:
 
 
 def _add_scaled(call: Call) -> Array:
-    """A product, rounded on its own, and a sum."""
+    """A product, rounded on its own as its factor was, and a sum."""
     x, y = call.input(0), call.input(1)
     factor = np.float32(abs(call.constants["factor"]))
-    own: Array = call.output.magnitude + factor * y.magnitude
+    own: Array = call.output.magnitude + factor * (1 + call.precision.float32_ratio) * y.magnitude
     return own + x.slack + factor * y.slack
 
 
 def _scale(call: Call) -> Array:
-    """One rounding."""
-    own: Array = call.output.magnitude
+    """One rounding, and that of the number, which is at least a float32."""
+    own: Array = call.output.magnitude * np.float32(1 + call.precision.float32_ratio)
     return own + np.float32(abs(call.constants["factor"])) * call.input(0).slack
 
 
 def _divide(call: Call) -> Array:
-    """One rounding, or two where the reciprocal is multiplied by."""
-    own: Array = call.output.magnitude
+    """As :func:`_scale`; one more where the reciprocal is multiplied by."""
+    own: Array = call.output.magnitude * np.float32(1 + call.precision.float32_ratio)
     return own + np.float32(1 / abs(call.constants["divisor"])) * call.input(0).slack
 
 
@@ -176,6 +176,25 @@ def _masked_softmax(call: Call) -> Array:
     return bound
 
 
+def _masked_softmax_sink(call: Call) -> Array:
+    """As :func:`_masked_softmax`, but engines subtract the maximum in the model's own dtype.
+
+    They join scores and sink first, so that what is subtracted is rounded: ``r`` is 1 for that.
+    """
+    scores, probs = call.input(0), call.output.magnitude
+    seen, sink = call.input(1).value[:, None], call.input(2).value[None, :, None, None]
+    value = np.where(seen, scores.value, -np.inf)
+    top = np.maximum(np.max(value, axis=-1, keepdims=True), sink)
+    ratio = 1 + call.precision.float32_ratio
+    shift = np.where(seen, ratio * (top - scores.value) + scores.slack, 0)
+    mean = np.sum(probs * shift, axis=-1, keepdims=True)
+    mean += (1 - np.sum(probs, axis=-1, keepdims=True)) * ratio * (top - sink)
+    total = call.precision.float32_ratio + positive_sum(call, probs.shape[-1])
+    bound: Array = probs * (1 + total + shift + mean)
+    bound += seen * (call.precision.underflow / call.precision.unit_roundoff)
+    return bound.astype(np.float32)
+
+
 def _context(call: Call) -> Array:
     probs, values = call.input(0), call.input(1)
     terms = np.count_nonzero(probs.value, axis=-1, keepdims=True)
@@ -214,6 +233,7 @@ BOUNDS: dict[Callable[..., Any], Bound] = {
     ops.scores: _scores,
     ops.visible: _visible,
     ops.masked_softmax: _masked_softmax,
+    ops.masked_softmax_sink: _masked_softmax_sink,
     ops.context: _context,
     ops.silu: pointwise_bounds.silu,
     ops.gelu_tanh: pointwise_bounds.gelu_tanh,
@@ -222,6 +242,7 @@ BOUNDS: dict[Callable[..., Any], Bound] = {
     ops.top_experts: expert_bounds.top_experts,
     ops.expert_weights: expert_bounds.expert_weights,
     ops.experts: lambda call: expert_bounds.experts(call, unit),
+    ops.clamped_experts: lambda call: expert_bounds.clamped_experts(call, unit),
 }
 
 

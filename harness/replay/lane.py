@@ -316,13 +316,21 @@ def differing_weights(
     differing = [
         weight_difference(
             weight.name,
-            rounded(np.asarray(weight.array), candidate.dtype),
+            _as_held(np.asarray(weight.array), candidate.parameters[weight.name], candidate.dtype),
             candidate.parameters[weight.name],
         )
         for weight in weights
         if weight.name in candidate.parameters
     ]
     return tuple(d for d in differing if d is not None)
+
+
+def _as_held(array: Array, held: Array, dtype: str) -> Array:
+    """A stored parameter as a candidate holds it that may keep some wider than it computes in.
+
+    A norm's weight in float32, say, in a float16 model: it is held against what is stored.
+    """
+    return array if held.dtype.itemsize > DTYPES[dtype].itemsize else rounded(array, dtype)
 
 
 def rounded(array: Array, dtype: str) -> Array:
