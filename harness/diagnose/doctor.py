@@ -87,7 +87,7 @@ class Doctor:
         else:
             self._tried[name] = self._tried.get(name, 0) + 1
             matches = self._matcher.match(failure, list(self._catalogue.faults.values()))
-        observations = observe(failure)
+        observations = (*observe(failure), *self._matcher.broken)
         findings.append(_Finding(matches, observations, [place]))
 
     def diagnoses(self) -> tuple[Diagnosis, ...]:

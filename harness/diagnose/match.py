@@ -81,10 +81,16 @@ class Matcher:
     Args:
         facts: Config and parameters of the checkpoint, and the tokens of the prompt.
         parameters: What each candidate shows of the parameters it holds.
+
+    Attributes:
+        facts: See above.
+        broken: Faults that could not be tried, with the reason: a bug of ours, which must not
+            cost the verdict.
     """
 
     def __init__(self, facts: Facts, parameters: Mapping[str, Mapping[str, Array]]) -> None:
         self.facts = facts
+        self.broken: list[str] = []
         self._parameters = parameters
 
     def match(self, failure: Replayed, faults: Sequence[Fault]) -> list[Match]:
@@ -154,34 +160,53 @@ class Matcher:
         judge = Judge(failure.made, failure.found, failure.counted, misshapen=misshapen)
         nodes = [node for node in upstream(failure.made) if node.tap is not None]
         sites = {id(node.call): self._site(node, failure) for node in nodes}
-        evidence = Evidence.REPLAY if len(nodes) == 1 else Evidence.SEGMENT
         for fault in faults:
             own = {key: site for key, site in sites.items() if site.kind in fault.kinds}
-            for instead in _ways(fault, own):
-                way = next(iter(instead.values()))
-                if ways is not None and way.detail != ways[fault.id]:
-                    continue
-                value = evaluate(failure.made, instead, bounded=False)
-                # Rounding in a narrower dtype is not evaluated: only its bound tells.
-                if value is None or not (way.precision or judge.plausible(value.value)):
-                    continue
-                result = evaluate(failure.made, instead)
-                score = None if result is None else judge.score(result)
-                if score is not None and score.units <= UNIT_LIMIT:
-                    precise = not way.precision
-                    matches.append(
-                        Match(
-                            fault,
-                            way.detail,
-                            score,
-                            evidence,
-                            precise,
-                            way.detail,
-                            _changed(failure.made, way) if len(nodes) == 1 else None,
-                        )
+            try:
+                matches += self._tried(failure, judge, fault, own, ways)
+            except Exception as error:
+                why = f"{fault.id} could not be tried: {type(error).__name__}: {error}"
+                if why not in self.broken:
+                    self.broken.append(why)
+        return matches
+
+    def _tried(
+        self,
+        failure: Replayed,
+        judge: Judge,
+        fault: Fault,
+        sites: Mapping[int, Site],
+        ways: Mapping[str, str] | None,
+    ) -> list[Match]:
+        """Every way in which one mistake gives the candidate's numbers to rounding."""
+        matches: list[Match] = []
+        alone = len(upstream(failure.made)) == 1
+        evidence = Evidence.REPLAY if alone else Evidence.SEGMENT
+        for instead in _ways(fault, sites):
+            way = next(iter(instead.values()))
+            if ways is not None and way.detail != ways[fault.id]:
+                continue
+            value = evaluate(failure.made, instead, bounded=False)
+            # Rounding in a narrower dtype is not evaluated: only its bound tells.
+            if value is None or not (way.precision or judge.plausible(value.value)):
+                continue
+            result = evaluate(failure.made, instead)
+            score = None if result is None else judge.score(result)
+            if score is not None and score.units <= UNIT_LIMIT:
+                precise = not way.precision
+                matches.append(
+                    Match(
+                        fault,
+                        way.detail,
+                        score,
+                        evidence,
+                        precise,
+                        way.detail,
+                        _changed(failure.made, way) if alone else None,
                     )
-                    if ways is not None:
-                        break
+                )
+                if ways is not None:
+                    break
         return matches
 
     def _site(self, node: Made, failure: Replayed) -> Site:

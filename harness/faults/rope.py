@@ -178,7 +178,7 @@ def _offset(site: Site) -> Iterator[Instead]:
     one = fitted_at(site, "position_offset")
     if one is not None and differs(one, 0.0):
         off = one.value if differs(one, round(one.value)) else float(round(one.value))
-        yield from positions_changed(site, lambda p: p + off, detail=f"positions {off:+.6g}")
+        yield from positions_changed(site, positions_of(site) + off, detail=f"positions {off:+.6g}")
 
 
 def _always_zero(site: Site) -> Iterator[Instead]:

@@ -19,6 +19,9 @@ _EVIDENCE = {
     ),
 }
 
+#: Part of the observation on a fault whose variant failed.
+NOT_TRIED = "could not be tried"
+
 #: Reports that are shown where room is short; `parity faults show ID` has all.
 _REPORTS = 3
 
@@ -54,7 +57,8 @@ def rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         found.append(("where", where(diagnosis)))
     if not diagnosis.causes or diagnosis.causes[0].evidence is Evidence.FORWARD:
         found += [("seen", sentence) for sentence in diagnosis.observations[:4]]
-    return found
+    broken = [said for said in diagnosis.observations if NOT_TRIED in said]
+    return found + [("bug of parity", sentence) for sentence in broken]
 
 
 def where(diagnosis: Diagnosis) -> str:

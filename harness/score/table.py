@@ -112,7 +112,8 @@ def miss(trial: Trial) -> str:
         return f"{start}: not caught"
     if not trial.placed:
         return f"{start}: expected at {trial.expected}, found at {trial.found or 'no tap'}"
-    return f"{start}: named {', '.join(trial.named) or 'unknown'}"
+    named = f"{start}: named {', '.join(trial.named) or 'unknown'}"
+    return "; ".join((named, *trial.broken))
 
 
 def markdown(score: Score, groups: Mapping[str, str]) -> str:

@@ -22,6 +22,7 @@ class Trial:
         found: Tap that failed first, empty if none.
         named: Ids of the causes that were given for it, the first one first.
         alike: Ids of faults that give the same numbers on any input.
+        broken: Faults that could not be tried, with the reason: bugs of the catalogue.
     """
 
     fault: str
@@ -34,6 +35,7 @@ class Trial:
     found: str
     named: tuple[str, ...]
     alike: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def placed(self) -> bool:
@@ -44,7 +46,8 @@ class Trial:
     def first(self) -> bool:
         """Whether the planted fault was named first, or beside one that is the same in numbers."""
         same = {self.fault, *self.alike}
-        return self.placed and self.fault in self.named and self.named[0] in same
+        named = self.fault in self.named and self.named[0] in same
+        return self.placed and named and not self.broken
 
 
 def outcome(result: RunResult, name: str, *, alike: tuple[str, ...] = (), **planted: str) -> Trial:
@@ -63,6 +66,12 @@ def outcome(result: RunResult, name: str, *, alike: tuple[str, ...] = (), **plan
         found=found,
         named=_named(result, verdict),
         alike=alike,
+        broken=tuple(
+            observation
+            for diagnosis in result.diagnoses
+            for observation in diagnosis.observations
+            if diagnosis.candidate == name and "could not be tried" in observation
+        ),
         **planted,
     )
 

@@ -217,7 +217,7 @@ PLANTS = (
     ),
     _rope("rope-theta", "theta 1,000,000", other_theta(1e6), reason=unscaled),
     _rope("rope-theta", "theta 99,000", other_theta(99e3), reason=unscaled),
-    _rope("rope-exponent", "i/D", frequencies(torch.sqrt), reason=unscaled),
+    _rope("rope-exponent", "i/D", frequencies(torch.sqrt), reason=unscaled, alike=("rope-theta",)),
     _rope("rope-frequencies-reversed", "reversed", frequencies(lambda f: f.flip(0)), reason=fixed),
     _rope(
         "rope-missing",
