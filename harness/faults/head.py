@@ -164,7 +164,8 @@ def _probabilities(site: Site) -> Iterator[Instead]:
         return
     expected, found = site.call.output.value, site.found
     shift = expected[..., :4, :_SOME] - _few(found)
-    if np.ptp(shift, axis=-1).max() < 1e-2 * max(1.0, float(np.abs(expected).max())):
+    near = 1e-2 if site.dtype == "float32" else 5e-2
+    if np.ptp(shift, axis=-1).max() < near * max(1.0, float(np.abs(expected).max())):
         yield site.instead(op=_behind(site, _log_softmax), detail="their logarithms")
     elif float(found.min()) >= 0 and float(found.max()) <= 1:
         yield site.instead(op=_behind(site, _softmax))

@@ -15,7 +15,7 @@ from ..contract import UNIT_LIMIT
 from ..references_seam import ops
 from ..replay.call import Operand
 from .fault import Instead, Site
-from .stored import lift, named
+from .stored import lift, named, narrow
 
 Array = NDArray[Any]
 
@@ -125,6 +125,11 @@ class Linear:
             return self._outputs_first(lift(self.site, array))
         return self._outputs_first(lift(self.site, array[:, rows] if self.affine else array[rows]))
 
+    def held(self, weight: Array) -> Array:
+        """A weight as a candidate of that dtype holds it."""
+        dtype = self.site.dtype
+        return weight if dtype == "float32" else narrow(weight, dtype)
+
     def plausible(self, rows: Array, *, bias: Array | None = None, x: Array | None = None) -> bool:
         """Whether other weights give what the candidate has at the sampled channels.
 
@@ -183,9 +188,9 @@ class Linear:
             make: From output channels to their weights [m, L].
             detail: See :class:`~harness.faults.fault.Instead`.
         """
-        if not self.plausible(make(self.channels)):
+        if not self.plausible(self.held(make(self.channels))):
             return []
-        return [self.instead(weight=make(slice(None)), detail=detail)]
+        return [self.instead(weight=self.held(make(slice(None))), detail=detail)]
 
     def _outputs_first(self, weight: Array) -> Array:
         return weight.T if self.affine else weight

@@ -63,10 +63,16 @@ def _silu(x: Array) -> Array:
     return x * _sigmoid(x)
 
 
+def _gelu_tanh(x: Array) -> Array:
+    """Not the op itself, so that all activations that are tried are judged by one bound."""
+    gelu: Array = ops.gelu_tanh(x)
+    return gelu
+
+
 #: Ops that compute the same function.
 _SAME: dict[Callable[[Array], Array], tuple[Any, ...]] = {
-    ops.gelu_tanh: (ops.gelu_tanh, ops.gelu_new),
-    ops.silu: (ops.silu,),
+    _gelu_tanh: (ops.gelu_tanh, ops.gelu_new),
+    _silu: (ops.silu,),
 }
 
 
@@ -157,6 +163,8 @@ def _exchanged(site: Site) -> Iterator[Instead]:
     bias = other.removesuffix("weight") + "bias"
     moved = lift(site, known[bias]) if bias in known and linear.bias is not None else None
     rows = linear.stored(other, linear.channels)
+    if moved is not None and linear.plausible(rows):  # the bias stays where it is
+        moved = None
     if linear.plausible(rows, bias=None if moved is None else moved[linear.channels]):
         yield linear.instead(
             weight=linear.stored(other), bias=moved, detail=f"it has {short(other)}"
@@ -239,7 +247,7 @@ FAULTS = (
         reports=_EXACT,
     ),
     _named_activation(
-        *("mlp-gelu-tanh", "The activation is GELU by tanh", ops.gelu_tanh, 4),
+        *("mlp-gelu-tanh", "The activation is GELU by tanh", _gelu_tanh, 4),
         advice="Read the activation from hidden_act, hidden_activation or activation_function: "
         "silu for Llama, gelu for the exact one by erf.",
         distinguish="Gates near -2: GELU is -0.045 there, SiLU -0.24.",
@@ -256,7 +264,7 @@ FAULTS = (
         distinguish="Gates near -2 and 2, where it is 0.02 off GELU.",
     ),
     _named_activation(
-        *("mlp-silu", "The activation is SiLU", ops.silu, 4),
+        *("mlp-silu", "The activation is SiLU", _silu, 4),
         advice="Read the activation from the config: Gemma and GPT-2 have GELU, Nemotron squared "
         "ReLU. silu is the default of ports that began with Llama.",
         distinguish="Gates near -2: SiLU is -0.24 there, GELU -0.045.",

@@ -29,6 +29,10 @@ _NORM_OF = {"resid_mid": "attn_norm", "resid_post": "mlp_norm"}
 _STREAM_OF = {"attn_post_norm": "input", "mlp_post_norm": "resid_mid"}
 
 
+#: A fitted multiplier that is nearer to another is that one.
+_FITTED = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}
+
+
 def _identity(x: Array, weight: Array, bias: Array | None = None, *, eps: float) -> Array:
     return x
 
@@ -65,6 +69,7 @@ def _normed_again(site: Site) -> Iterator[Instead]:
         if str(site.config("model_type")).startswith("gemma"):
             op = ops.rms_norm_from_one
         x = op(site.value(0), final[0], *bias, eps=eps)
+        x = x if site.dtype == "float32" else narrow(x, site.dtype)
         linear = Linear.at(site)
         if linear is None or linear.explained_by(x):
             yield site.instead(inputs={0: x})
@@ -168,7 +173,7 @@ def _multiplier(site: Site) -> Iterator[Instead]:
         x, y = site.value(0), site.value(1)
         size = float(np.sum(y * y))
         fitted = float(np.sum((site.found - x) * y)) / size if size else 0.0
-        if all(abs(fitted - other) > 1e-6 for other in (0.0, 1.0, factor, 2 * factor)):
+        if all(abs(fitted - other) > _FITTED[site.dtype] for other in (0, 1, factor, 2 * factor)):
             yield _sum(site, 1, fitted, f"the block is multiplied by {fitted:.6g}")
 
 

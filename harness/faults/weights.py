@@ -111,7 +111,9 @@ def _heads_reordered(site: Site) -> Iterator[Instead]:
         return
     if site.op is ops.linear_heads:
         heads = int(site.constant("heads"))
-        order = _assignment(linear, heads, _SAME[site.dtype])
+        biases = [None] if linear.bias is None else [None, linear.bias]
+        orders = (_assignment(linear, heads, _SAME[site.dtype], bias) for bias in biases)
+        order = next((order for order in orders if order is not None), None)
         if order is not None:
             rows = np.arange(len(linear.weight)).reshape(heads, -1)[order].reshape(-1)
             words = f"head by head it has {_listed(order)}"
@@ -120,11 +122,14 @@ def _heads_reordered(site: Site) -> Iterator[Instead]:
         yield from _merged_reordered(site, linear)
 
 
-def _assignment(linear: Linear, heads: int, same: float) -> Array | None:
-    """Which of the expected heads each found one is; None if one is none of them, or all agree."""
-    at = linear.positions
-    found = linear.found[at].reshape(len(at), heads, -1)
-    expected = linear.expected[at].reshape(found.shape)
+def _assignment(linear: Linear, heads: int, same: float, bias: Array | None) -> Array | None:
+    """Which of the expected heads each found one is, less a bias that stays where it is.
+
+    None if one is none of them, or all agree.
+    """
+    at, stays = linear.positions, 0.0 if bias is None else bias
+    found = (linear.found[at] - stays).reshape(len(at), heads, -1)
+    expected = (linear.expected[at] - stays).reshape(found.shape)
     apart = np.abs(found[:, :, None] - expected[:, None]).max(axis=(0, 3))
     order = np.argmin(apart, axis=1)
     near = apart[np.arange(heads), order] <= same * np.abs(expected).max()

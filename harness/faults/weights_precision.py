@@ -135,9 +135,9 @@ def _quantised(site: Site) -> Iterator[Instead]:
     rows = linear.weight[linear.channels].astype(np.float32)
     largest = float(site.call.input(1).magnitude.max())
     for name, keep in _formats(linear.weight.shape[1]):
-        if linear.plausible(keep(rows, largest).astype(np.float64)):
-            whole = keep(linear.weight.astype(np.float32), largest)
-            yield linear.instead(weight=whole.astype(np.float64), detail=name)
+        if linear.plausible(linear.held(keep(rows, largest).astype(np.float64))):
+            whole = keep(linear.weight.astype(np.float32), largest).astype(np.float64)
+            yield linear.instead(weight=linear.held(whole), detail=name)
 
 
 def _noisy(linear: Linear) -> bool:

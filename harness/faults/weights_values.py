@@ -45,7 +45,7 @@ def _bias_other(site: Site) -> Iterator[Instead]:
 
 def _bias_added(site: Site) -> Iterator[Instead]:
     linear = Linear.at(site)
-    if linear is None or len(linear.x) < 2:
+    if linear is None or len(linear.x) < 2 or linear.sparse:
         return
     own = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias
     some = linear.channels
@@ -71,9 +71,11 @@ def _scaled(site: Site) -> Iterator[Instead]:
     factor = float(np.sum(found * plain) / squares.sum())
     if abs(factor) < 1e-6 or abs(factor - 1) < 1e-6:
         return
+    same = f"it is multiplied by {factor:.6g}"
     if linear.plausible(linear.weight[some] * factor):
-        detail = f"it is multiplied by {factor:.6g}"
-        yield linear.instead(weight=linear.weight * factor, detail=detail)
+        yield linear.instead(weight=linear.weight * factor, detail=same)
+    elif linear.plausible(linear.held(linear.weight[some] * factor)):
+        yield linear.instead(weight=linear.held(linear.weight * factor), detail=same)
     elif len(linear.x) > 2 and linear.plausible(linear.weight[some] * factors[:, None]):
         whole = linear.expected - (0.0 if linear.bias is None else linear.bias)
         rest = linear.found - (0.0 if linear.bias is None else linear.bias)
@@ -86,18 +88,18 @@ def _zeroed(site: Site) -> Iterator[Instead]:
     linear = Linear.at(site)
     if linear is None:
         return
-    shift = 0.0 if linear.bias is None else linear.bias[linear.spread]
-    empty = (linear.found == 0).all(axis=0)
-    if linear.bias is not None and (linear.found[:, linear.spread] == shift).all():
-        yield linear.instead(weight=np.zeros_like(linear.weight), detail="all but the bias")
-    if empty.all():
-        none = None if linear.bias is None else np.zeros_like(linear.bias)
-        yield linear.instead(weight=np.zeros_like(linear.weight), bias=none, detail="all of it")
-    elif empty.any():
+    biases = [None] if linear.bias is None else [linear.bias, None]
+    for bias in biases:
+        left = np.zeros(len(linear.weight)) if bias is None else bias
+        if not (linear.found[0] == left).any():
+            continue
+        empty = (linear.found == left).all(axis=0)
+        words = "all of it" if empty.all() else f"outputs {_ranges(np.flatnonzero(empty))}"
         weight = np.where(empty[:, None], 0.0, linear.weight)
-        bias = None if linear.bias is None else np.where(empty, 0.0, linear.bias)
-        detail = f"outputs {_ranges(np.flatnonzero(empty))}"
-        yield linear.instead(weight=weight, bias=bias, detail=detail)
+        moved = None if linear.bias is None else np.where(empty, left, linear.bias)
+        also = ", but not the bias" if bias is not None else ""
+        if empty.any():
+            yield linear.instead(weight=weight, bias=moved, detail=words + also)
 
 
 def _other_values(site: Site) -> Iterator[Instead]:

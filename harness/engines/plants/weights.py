@@ -292,7 +292,6 @@ PLANTS = (
         name="some outputs",
         put=weight(OUT, _zero_rows),
         first=OUT,
-        reason=lambda config: "the bias is left" if is_affine(config) else "",
     ),
     Plant(
         fault="weights-other-values",

@@ -127,7 +127,7 @@ def _quantised(name: str, keep: Callable[[Tensor], Tensor], *, blocks: bool = Fa
     return Plant(
         fault="weights-quantised",
         name=name,
-        put=weight(OUT, keep),
+        put=weight(OUT, lambda held: keep(held.float())),
         first=OUT,
         reason=_in_blocks if blocks else lambda config: "",
     )
