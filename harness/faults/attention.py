@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..references_seam import ops
-from ..replay.call import Operand
 from .attending import already, attend, context_by, groups, parts, rotations, scores_by, turned
 from .attending import start_of as _start
 from .fault import Fault, Instead, Site, Variant
@@ -154,20 +153,6 @@ def _values_rotated(site: Site) -> Iterator[Instead]:
         positions = _start(site) + np.arange(new.shape[2])
         other = turned(new, positions, frequencies, site.call.precision.float32_ratio)
         yield site.instead(inputs={1: other}, detail="at their positions")
-
-
-def _from_keys(site: Site) -> Iterator[Instead]:
-    """Values made by the keys' projection, or keys by the values'."""
-    own, other = ("v", "k") if site.kind == "attn.v" else ("k", "v")
-    if site.op is not ops.linear_heads:
-        return
-    shape = site.value(1).shape
-    for name, weight in site.parameters(f"{other}_proj.weight"):
-        if weight.shape == shape:
-            changed: dict[int, Array | Operand | None] = {1: weight}
-            for _, bias in site.parameters(f"{other}_proj.bias"):
-                changed[2] = bias
-            yield site.instead(inputs=changed, detail=f"{name} in place of {own}_proj")
 
 
 def _parts_exchanged(site: Site) -> Iterator[Instead]:
@@ -322,18 +307,6 @@ FAULTS = (
         symptom="The first token is right, others are worse the later they are.",
         advice="Rotate queries and keys alone.",
         distinguish="Any prompt of two tokens or more.",
-        common=3,
-    ),
-    Fault(
-        id="values-from-keys",
-        title="Keys or values are made by the other's projection",
-        topic="attention.values",
-        kinds=("attn.k", "attn.v"),
-        variant=_from_keys,
-        symptom="Garbage.",
-        advice="Check the names that k_proj and v_proj are loaded under, and the cut of a fused "
-        "projection.",
-        distinguish="The tap of the projection alone.",
         common=3,
     ),
     Fault(

@@ -253,14 +253,14 @@ PLANTS = (
         reason=_unrotated,
     ),
     Plant(
-        fault="values-from-keys",
+        fault="weights-exchanged",
         name="values by k_proj",
         put=_from_other("attn.v", "attn.k"),
         first="attn.v",
         reason=_not_fused,
     ),
     Plant(
-        fault="values-from-keys",
+        fault="weights-exchanged",
         name="keys and values exchanged",
         put=_exchanged,
         first="attn.k",

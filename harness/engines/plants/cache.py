@@ -168,8 +168,9 @@ def _all(change: Callable[[Tensor], Tensor]) -> Reading:
 
 def _integers(axes: tuple[int, ...], most: int) -> Callable[[Tensor], Tensor]:
     def change(x: Tensor) -> Tensor:
-        scale = x.abs().amax(axes, keepdim=True) / most
-        return (torch.round(x / scale).to(torch.int8) * scale).to(x.dtype)
+        wide = x.float()
+        scale = wide.abs().amax(axes, keepdim=True) / most
+        return (torch.round(wide / scale).to(torch.int8) * scale).to(x.dtype)
 
     return change
 
