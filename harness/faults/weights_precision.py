@@ -221,7 +221,7 @@ def _dequantised(site: Site) -> Iterator[Instead]:
         sums = linear.x.reshape(len(linear.x), blocks, size).sum(axis=-1)  # [N, blocks]
         error = linear.found[:, some] - linear.expected[:, some]
         offsets = np.linalg.lstsq(sums, error, rcond=None)[0]  # [blocks, m]
-        if np.sum((error - sums @ offsets) ** 2) > 1e-4 * np.sum(error**2):
+        if not linear.plausible(linear.weight[some] + np.repeat(offsets.T, size, axis=1)):
             continue
         offsets = np.linalg.lstsq(sums, linear.error, rcond=None)[0]
         weight = linear.weight + np.repeat(offsets.T, size, axis=1)

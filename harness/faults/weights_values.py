@@ -1,6 +1,7 @@
 """Mistakes in the values of parameters: biases, factors, zeros, a few values, additions."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,21 @@ def _scaled(site: Site) -> Iterator[Instead]:
     same = f"it is multiplied by {factor:.6g}"
     if linear.plausible(linear.weight[some] * factor):
         yield linear.instead(weight=linear.weight * factor, detail=same)
-    elif linear.plausible(linear.held(linear.weight[some] * factor)):
-        yield linear.instead(weight=linear.held(linear.weight * factor), detail=same)
     elif len(linear.x) > 2 and linear.plausible(linear.weight[some] * factors[:, None]):
         whole = linear.expected - (0.0 if linear.bias is None else linear.bias)
         rest = linear.found - (0.0 if linear.bias is None else linear.bias)
         factors = np.sum(rest * whole, axis=0) / np.maximum(np.sum(whole**2, axis=0), 1e-300)
         detail = f"each output by a factor of its own, {factors.min():.4g} to {factors.max():.4g}"
         yield linear.instead(weight=linear.weight * factors[:, None], detail=detail)
+    if site.dtype != "float32":  # products were rounded: only the factor itself gives the same
+        for near in sorted({float(f"{factor:.{digits}g}") for digits in (1, 2, 3)}):
+            detail = f"it is multiplied by {near:.6g}"
+            yield from linear.screened(partial(_times, linear.weight, near), detail)
+
+
+def _times(weight: Array, factor: float, rows: Array | slice) -> Array:
+    product: Array = weight[rows] * factor
+    return product
 
 
 def _zeroed(site: Site) -> Iterator[Instead]:
