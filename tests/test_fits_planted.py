@@ -187,9 +187,7 @@ def test_the_cause_says_value_error_config_and_key(bfloat16: RunResult) -> None:
 
 
 WIDE: list[Engine] = [
-    *HEALTHY_PAIR,
-    ("theta", theta_everywhere(99990.0), "eager"),
-    ("theta far", rotation_of_layer(theta=12345.0), "sdpa"),
+    ("theta", rotation_of_layer(theta=99990.0), "eager"),
     ("offset", rotation_of_layer(offset=1), "eager"),
     ("eps", first_epsilon(1.01e-5), "sdpa"),
     ("scale", scale_of_layer(1.00001), "sdpa"),
@@ -202,15 +200,10 @@ def float32(smollm2: Checkpoint, load_model: Load, twin: Twin) -> RunResult:
     return run(smollm2.path, model, twin, WIDE, encode(smollm2, TEXT)[:64])
 
 
-def test_smollm2_in_float32_is_healthy(float32: RunResult) -> None:
-    assert_healthy(float32)
-
-
 @pytest.mark.parametrize(
     ("candidate", "tap", "constant", "value", "near", "fault"),
     [
-        ("theta eager", "layers.0.attn.q_rope", "rope_theta", 99990.0, 1.0, "rope-theta"),
-        ("theta far sdpa", "layers.11.attn.q_rope", "rope_theta", 12345.0, 0.1, "rope-theta"),
+        ("theta eager", "layers.11.attn.q_rope", "rope_theta", 99990.0, 1.0, "rope-theta"),
         ("offset eager", "layers.11.attn.q_rope", "position_offset", 1.0, 1e-5, "rope-offset"),
         ("eps sdpa", "layers.0.attn_norm", "eps", 1.01e-5, 1e-8, "norm-eps"),
         ("scale sdpa", "layers.11.attn.context", "scale", 0.12500125, 1e-7, "scale-other"),
@@ -238,13 +231,12 @@ def test_smollm2_in_float32_a_constant_is_placed_named_and_valued(
     assert "+-" in diagnosis.causes[0].detail
 
 
-@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 200), ("float16", 5)])
-def test_smollm2_in_half_precision_is_healthy_at_other_lengths(
-    smollm2: Checkpoint, load_model: Load, twin: Twin, dtype: str, length: int
+def test_smollm2_in_float16_is_healthy_at_another_length(
+    smollm2: Checkpoint, load_model: Load, twin: Twin
 ) -> None:
-    tokens = (encode(smollm2, TEXT) * 3)[:length]
-    assert len(tokens) == length
-    model = load_model(smollm2.path, dtype=dtype)
+    tokens = (encode(smollm2, TEXT) * 2)[:100]
+    assert len(tokens) == 100
+    model = load_model(smollm2.path, dtype="float16")
     assert_healthy(run(smollm2.path, model, twin, HEALTHY_PAIR, tokens, decode=1))
 
 
