@@ -156,7 +156,9 @@ def _fit_gain(phases: Phases, factor: float, dtype: str) -> Estimate | None:
     if not total > 0:
         return None
     change = float(moment.sum()) / total
-    error, limit = grouped_error(information, moment, change, None)
+    rows = grouped_error(information, moment, change, None)
+    pairs = grouped_error(phases.weight.sum(axis=0), phases.along.sum(axis=0), change, None)
+    error, limit = (float(x) for x in np.hypot(rows, pairs))
     own = abs(float((phases.weight * phases.gain).sum())) / total
     own += of_constant(factor, dtype) / abs(factor)
     return Estimate(
