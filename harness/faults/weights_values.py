@@ -102,12 +102,13 @@ def _zeroed(site: Site) -> Iterator[Instead]:
         if not (linear.found[0] == left).any():
             continue
         empty = (linear.found == left).all(axis=0)
+        if not empty.any():
+            continue
         words = "all of it" if empty.all() else f"outputs {_ranges(np.flatnonzero(empty))}"
         weight = np.where(empty[:, None], 0.0, linear.weight)
         moved = None if linear.bias is None else np.where(empty, left, linear.bias)
         also = ", but not the bias" if bias is not None else ""
-        if empty.any():
-            yield linear.instead(weight=weight, bias=moved, detail=words + also)
+        yield linear.instead(weight=weight, bias=moved, detail=words + also)
 
 
 def _other_values(site: Site) -> Iterator[Instead]:
