@@ -21,6 +21,10 @@ Array = NDArray[Any]
 #: A mistake that leaves more than so many times the least error is not among the causes.
 _NEAR = 2.0
 
+#: Share of the squared error that a mistake must take away. Its bound may be wider than that of the
+#: op as it should be, so that one which changes nothing would do.
+_TAKEN = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -194,6 +198,8 @@ class Matcher:
             score = None if result is None else judge.score(result)
             if score is not None and score.units <= UNIT_LIMIT:
                 precise = not way.precision
+                if precise and score.explained < _TAKEN:
+                    continue
                 matches.append(
                     Match(
                         fault,
