@@ -25,6 +25,12 @@ def families() -> tuple[str, ...]:
     return tuple(sorted(set(_OPTIONS) & set(MODULE_MAPS)))
 
 
+def attentions(config: Any) -> tuple[str, ...]:
+    """Attention implementations that a model of a config runs with."""
+    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return ("eager", "sdpa") if getattr(model, "_supports_sdpa", True) else ("eager",)
+
+
 def save_random(path: Path, family: str, seed: int) -> None:
     """Write a random model directory.
 
@@ -93,7 +99,7 @@ def _rope(draw: random.Random) -> dict[str, Any]:
     if kind != "default":
         rope["factor"] = draw.choice([2.0, 4.0, 8.0])
     if kind in ("llama3", "yarn"):
-        rope["original_max_position_embeddings"] = draw.choice([16, 64])
+        rope["original_max_position_embeddings"] = draw.choice([32, 64])
     if kind == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": draw.choice([2.0, 4.0])}
     if kind == "yarn" and draw.random() < 0.5:
@@ -103,8 +109,11 @@ def _rope(draw: random.Random) -> dict[str, Any]:
 
 def _with_rope(draw: random.Random) -> dict[str, Any]:
     rope = _rope(draw)
-    dynamic = {"max_position_embeddings": 12} if rope["rope_type"] == "dynamic" else {}
-    return {"rope_parameters": rope} | dynamic
+    longest = {"max_position_embeddings": 12} if rope["rope_type"] == "dynamic" else {}
+    if rope["rope_type"] == "yarn":
+        stretched = int(rope["factor"] * rope["original_max_position_embeddings"])
+        longest = {"max_position_embeddings": stretched}
+    return {"rope_parameters": rope} | longest
 
 
 def _kinds(draw: random.Random, layers: int) -> list[str]:
@@ -169,9 +178,15 @@ def _granite(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _expert_sizes(draw: random.Random) -> dict[str, Any]:
+    """Sizes that the kernels of experts take: rows of a multiple of 16 bytes in half precision."""
+    sizes = _sizes(draw)
+    return sizes | {"hidden_size": 8 * sizes["num_attention_heads"]}
+
+
 def _qwen3_moe(draw: random.Random) -> dict[str, Any]:
     experts = draw.choice([4, 8])
-    return _sizes(draw) | {
+    return _expert_sizes(draw) | {
         "rope_parameters": {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e5])},
         "moe_intermediate_size": draw.choice([24, 40]),
         "num_experts": experts,
@@ -195,9 +210,26 @@ def _stablelm(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(draw: random.Random) -> dict[str, Any]:
+    sizes = _expert_sizes(draw)
+    for key in ("rms_norm_eps", "attention_bias"):
+        sizes.pop(key)
+    rope = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e5])}
+    return sizes | {
+        "intermediate_size": draw.choice([24, 40]),
+        "num_local_experts": draw.choice([4, 8]),
+        "num_experts_per_tok": draw.choice([2, 3]),
+        "sliding_window": draw.choice([3, 5, 8]),
+        "layer_types": _kinds(draw, sizes["num_hidden_layers"]),
+        "rope_parameters": rope,
+        "tie_word_embeddings": False,
+    }
+
+
 _OPTIONS = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "llama": _llama,
     "qwen3": _qwen3,

@@ -13,7 +13,7 @@ from ..checking import check
 from ..console import console, progress, show_paths
 from ..faults.catalogue import catalogue
 from ..result import Verdict
-from .plan import ATTENTIONS, Plan
+from .plan import Plan
 from .run import DECODE, try_plants
 from .table import HEADINGS, Equivalent, Healthy, Score, markdown, miss, rows
 from .trial import Trial
@@ -71,6 +71,7 @@ def _score_model(path: Path, dtype: str, seed: int) -> tuple[list[Trial], list[E
     """Every plant of one model in one dtype, with each attention implementation."""
     from ..engines.hf import HFEngine
     from ..engines.plants.catalogue import plants
+    from ..engines.random_models import attentions
 
     model: Any = HFEngine.load(path, dtype=dtype).model
     tokens = draw_tokens(int(model.config.vocab_size), Random(seed))
@@ -87,7 +88,7 @@ def _score_model(path: Path, dtype: str, seed: int) -> tuple[list[Trial], list[E
             able.append(plant)
     trials = [
         trial
-        for attention in ATTENTIONS
+        for attention in attentions(model.config)
         for trial in try_plants(path, model, able, tokens, attention=attention, layer=layer)
     ]
     return trials, equivalents
@@ -110,7 +111,7 @@ def draw_tokens(vocab: int, draw: Random, *, length: int | None = None) -> NDArr
 def _healthy(plan: Plan, families: tuple[str, ...], folder: Path, show: Any) -> Healthy:
     """Healthy random models, each with every attention implementation."""
     from ..engines.hf import HFEngine
-    from ..engines.random_models import VOCAB, save_random
+    from ..engines.random_models import VOCAB, attentions, save_random
 
     alarms, worst = [], 0.0
     for n in range(plan.healthy):
@@ -122,7 +123,9 @@ def _healthy(plan: Plan, families: tuple[str, ...], folder: Path, show: Any) -> 
             path = Path(made)
             save_random(path, family, seed)
             draw = Random(seed)
-            engines = [HFEngine.load(path, attention=a, dtype=dtype) for a in ATTENTIONS]
+            eager = HFEngine.load(path, dtype=dtype)
+            others = [a for a in attentions(eager.model.config) if a != "eager"]
+            engines = [eager, *(HFEngine.load(path, attention=a, dtype=dtype) for a in others)]
             tokens = draw_tokens(VOCAB, draw, length=draw.randrange(2, 48))
             result = check(engines, checkpoint=path, token_ids=tokens.tolist(), decode=DECODE)
         worst = max(worst, *(c.worst_units or 0.0 for c in result.candidates))

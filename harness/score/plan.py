@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from ..errors import UsageError
 
 DTYPES = ("float32", "bfloat16")
-ATTENTIONS = ("eager", "sdpa")
 
 
 @dataclass(frozen=True, slots=True)
