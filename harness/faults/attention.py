@@ -200,7 +200,7 @@ FAULTS = (
         symptom="Subtly bad text from models with fewer kv heads than heads.",
         advice=_GROUP_ADVICE,
         distinguish="A model with 1 < K < H.",
-        reports=("tinygrad/tinygrad#2228", "huggingface/transformers#37533"),
+        reports=("huggingface/transformers#37533",),
         common=5,
     ),
     Fault(
@@ -212,7 +212,6 @@ FAULTS = (
         symptom="Bad text.",
         advice=_GROUP_ADVICE,
         distinguish="A model with K > 1; with K = 2 reversed and shifted heads are the same.",
-        reports=("tinygrad/tinygrad#2228",),
         common=3,
     ),
     Fault(
@@ -224,7 +223,6 @@ FAULTS = (
         symptom="Bad text from models with several kv heads, right with one.",
         advice="Read num_key_value_heads; broadcast only where it is 1. " + _GROUP_ADVICE,
         distinguish="A model with K > 1.",
-        reports=("huggingface/candle#2714",),
         common=2,
     ),
     Fault(
@@ -258,7 +256,6 @@ FAULTS = (
         symptom="Garbage, although each head is right.",
         advice="Keep the order of query heads: group g holds heads g H / K to (g + 1) H / K - 1.",
         distinguish="Compare the heads as a set.",
-        reports=("huggingface/transformers#29187",),
         common=3,
     ),
     Fault(
@@ -283,7 +280,6 @@ FAULTS = (
         symptom="Garbage for prompts, right for one token at a time.",
         advice="Transpose [B, H, T, D] to [B, T, H, D] before it is reshaped to [B, T, H * D].",
         distinguish="Two tokens or more.",
-        reports=("huggingface/candle#1906",),
         common=4,
     ),
     Fault(

@@ -280,7 +280,6 @@ FAULTS = (
         symptom="Attention on one token, garbage.",
         advice=_SCALE_ADVICE,
         distinguish="Any prompt of two tokens or more.",
-        reports=("InternLM/xtuner#873",),
         common=2,
     ),
     Fault(
@@ -324,6 +323,7 @@ FAULTS = (
             "huggingface/transformers#32848",
             "huggingface/transformers#32390",
             "vllm-project/vllm-metal#665",
+            "ml-explore/mlx-swift-examples#99",
         ),
         common=5,
     ),
@@ -370,7 +370,6 @@ FAULTS = (
         symptom="A small error where scores are large.",
         advice=_CAP_ADVICE,
         distinguish="Scores as large as the cap.",
-        reports=("vllm-project/vllm-metal#665", "ml-explore/mlx-swift-examples#99"),
         common=2,
     ),
     Fault(

@@ -312,7 +312,6 @@ FAULTS = (
         advice="Rotate keys once: either before they are stored, or, all of them, each time that "
         "they are read.",
         distinguish="One decoding step.",
-        reports=("ml-explore/mlx-lm#93",),
         common=4,
     ),
     Fault(
@@ -373,7 +372,6 @@ FAULTS = (
         symptom="Alone each sequence is right, in a batch they mix.",
         advice="Reorder the cache together with the sequences (beams), and index it by row.",
         distinguish="A batch of two rows or more, and one decoding step.",
-        reports=("huggingface/candle#3582",),
         common=2,
     ),
     Fault(
@@ -397,7 +395,6 @@ FAULTS = (
         symptom="A little worse everywhere; or right for the prompt and off with a cache.",
         advice=_COUNT + " GPT-2 counts from 0, OPT and RoBERTa's kin from padding_idx + 1.",
         distinguish="The first token alone.",
-        reports=("TransformerLensOrg/TransformerLens#1609",),
         common=4,
     ),
     Fault(
@@ -409,7 +406,6 @@ FAULTS = (
         symptom="Repetition after some tokens; without a cache all is well.",
         advice=_COUNT,
         distinguish="Two decoding steps or more.",
-        reports=("ml-explore/mlx-lm#93",),
         common=3,
     ),
 )

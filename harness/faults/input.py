@@ -213,7 +213,6 @@ FAULTS = (
         symptom="Clearly worse answers from models that lean on BOS, Gemma's most.",
         advice="Add BOS where the tokenizer's config does (add_bos_token, or a template); "
         "compare token ids before anything else.",
-        reports=("ggml-org/llama.cpp#7107",),
         common=4,
     ),
     _fault(

@@ -385,7 +385,7 @@ FAULTS = (
         symptom="Off beyond the shorter of two windows.",
         advice="Read sliding_window from the config; null means no window, not a default.",
         distinguish="A prompt longer than both windows.",
-        reports=("huggingface/transformers#33586", "unslothai/unsloth#8253"),
+        reports=("unslothai/unsloth#8253",),
         common=2,
     ),
     Fault(
@@ -440,7 +440,6 @@ FAULTS = (
         advice="Let true (or 1) of attention_mask mean a token, and take the mask from the same "
         "tokenizer call as the ids, so that both are padded on one side.",
         distinguish="A batch of rows of unequal length.",
-        reports=("huggingface/transformers#36293",),
         common=3,
     ),
     Fault(
@@ -465,7 +464,6 @@ FAULTS = (
         advice="Use minus infinity or the lowest number of the dtype; -10000 is enough only as "
         "long as scores stay small, and smaller numbers are not.",
         distinguish="Change the last token: no earlier logit may move.",
-        reports=("huggingface/transformers#47651",),
         common=3,
     ),
     Fault(

@@ -96,7 +96,6 @@ FAULTS = (
         advice="Take the mean square over the D elements of each head, not over the whole "
         "projection; OLMo 2 does the latter, with a weight of its size.",
         distinguish="Heads of different sizes.",
-        reports=("meta-pytorch/torchtune#2809",),
         common=3,
     ),
 )

@@ -134,7 +134,6 @@ FAULTS = (
         advice="Form exponentials and their sum in float32, and round probabilities to the model's "
         "dtype alone; look for an autocast.",
         distinguish="Probabilities that are numbers of the narrower dtype.",
-        reports=("huggingface/candle#2967",),
         common=4,
     ),
     Fault(
