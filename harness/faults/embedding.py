@@ -18,9 +18,6 @@ Array = NDArray[Any]
 
 _TOKENS = ("embed", "embed_scaled")
 
-#: A table that gives what is there to less is worth a look.
-_ROUNDING = 1e-6
-
 #: Channels by which a row of the table is looked for, before all of it is compared.
 _LOOKED_AT = 8
 
@@ -137,13 +134,19 @@ def _of_head(site: Site) -> Iterator[Instead]:
     """The head's matrix as the table of embeddings."""
     head = site.facts.parameters.get("lm_head.weight")
     own = named(site, 0)
-    if _is_table(site) and head is not None and own and "wpe" not in own:
-        table = site.value(0)
-        if head.shape == table.shape:
-            ids = np.unique(site.value(1))
-            other = table.copy()
-            other[ids] = lift(site, head[ids])
-            yield site.instead(inputs={0: other})
+    if not _is_table(site) or head is None or not own or "wpe" in own:
+        return
+    if head.shape == site.value(0).shape and _gives(site, lift(site, head[site.value(1)])):
+        yield site.instead(inputs={0: lift(site, head)})
+
+
+def _gives(site: Site, rows: Array) -> bool:
+    """Whether rows [B, T, C] of a table are nearly what the candidate has."""
+    if not comparable(site) or site.found is None:
+        return False
+    near = 1e-6 if site.dtype == "float32" else 1e-2
+    apart = np.abs(rows * _scale(site) - site.found).max()
+    return bool(apart <= near * float(np.abs(site.call.output.value).max()))
 
 
 def _positions(site: Site) -> Iterator[Instead]:
@@ -168,20 +171,14 @@ def _positions_missing(site: Site) -> Iterator[Instead]:
 def _low_precision(site: Site) -> Iterator[Instead]:
     if site.dtype != "float32":
         return
-    if _is_table(site) and comparable(site) and site.found is not None:
+    if _is_table(site):
         rows = site.value(0)[site.value(1)]
         for name in NARROW:
-            if np.abs(narrow(rows, name) * _scale(site) - site.found).max() <= _ROUNDING * _size(
-                site
-            ):
+            if _gives(site, narrow(rows, name)):
                 table = narrow(site.value(0), name)
                 yield site.instead(inputs={0: table}, detail=f"the table is rounded to {name}")
     if name := grid(site):
         yield site.instead(precision=name, detail=f"every value is a {name} number")
-
-
-def _size(site: Site) -> float:
-    return float(np.abs(site.call.output.value).max())
 
 
 FAULTS = (

@@ -81,7 +81,7 @@ def _two_exchanged(held: Tensor) -> Tensor:
 
 
 def _of_head(at: Planting) -> None:
-    at.module("embed").weight = at.model.lm_head.weight
+    at.module("embed").weight = torch.nn.Parameter(at.model.lm_head.weight.detach().clone())
 
 
 def _from(start: int) -> Put:

@@ -59,7 +59,7 @@ def _uncapped(config: Any) -> str:
 
 
 def _table(at: Planting) -> None:
-    at.model.lm_head.weight = at.module("embed").weight
+    at.model.lm_head.weight = torch.nn.Parameter(at.module("embed").weight.detach().clone())
 
 
 def _padded(at: Planting) -> None:

@@ -47,7 +47,7 @@ def _from_layer(tap: str, step: int) -> Put:
         other = at.module(tap)
         at.layer = layer
         for name, parameter in list(other.named_parameters()):
-            setattr(own, name, parameter)
+            setattr(own, name, torch.nn.Parameter(parameter.detach().clone()))
 
     return put
 
