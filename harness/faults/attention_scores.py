@@ -209,7 +209,7 @@ def _narrow(site: Site) -> Iterator[Instead]:
 
 _SCALE_ADVICE = (
     "Llama, Qwen and GPT-2 multiply scores by head_dim ** -0.5; Gemma by query_pre_attn_scalar ** "
-    "-0.5, Granite by attention_multiplier. "
+    "-0.5, Granite by attention_multiplier."
 )
 _CAP_ADVICE = (
     "cap * tanh(scores / cap), of scores that are scaled and not yet masked, with "
@@ -226,7 +226,7 @@ FAULTS = (
         variant=_scaled(_none),
         constant="scale",
         symptom="Attention on few tokens, bad text.",
-        advice=_SCALE_ADVICE + "Pass the scale to the kernel.",
+        advice=_SCALE_ADVICE + " Pass the scale to the kernel.",
         distinguish="Any prompt of two tokens or more.",
         reports=("InternLM/xtuner#873",),
         common=4,
@@ -239,7 +239,7 @@ FAULTS = (
         variant=_scaled(_twice),
         constant="scale",
         symptom="Attention spread over all tokens, bad text.",
-        advice=_SCALE_ADVICE + "Where the queries are scaled, tell the kernel scale=1.",
+        advice=_SCALE_ADVICE + " Where the queries are scaled, tell the kernel scale=1.",
         distinguish="Any prompt of two tokens or more.",
         reports=("huggingface/transformers#38277", "pytorch/pytorch#155168"),
         common=5,
