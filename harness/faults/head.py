@@ -16,6 +16,7 @@ from ..replay.call import Operand
 from .fault import Fault, Instead, Site
 from .linear import Linear
 from .stored import comparable, layer_of, named
+from .weights_values import bias_added, bias_missing
 
 Array = NDArray[Any]
 
@@ -348,7 +349,7 @@ FAULTS = (
     Fault(
         id="head-padded-vocabulary",
         title="Logits are those of a vocabulary that is padded",
-        topic="head.kind",
+        topic="head.vocab",
         kinds=_MATRIX,
         variant=_padded,
         symptom="More logits than tokens; sampling may give ids that no token has.",
@@ -356,5 +357,31 @@ FAULTS = (
         "number of shards.",
         distinguish="The shape of the logits.",
         common=4,
+    ),
+    Fault(
+        id="head-bias-missing",
+        title="The head's bias is not added",
+        topic="head.bias",
+        kinds=_MATRIX,
+        variant=bias_missing,
+        symptom="All layers agree; each token's logit is off by its own constant.",
+        advice="Load lm_head.bias (output.bias in GGUF; Phi and models like RoBERTa have one) and "
+        "add it, also where the head is tied: a loader that skips what begins with lm_head loses "
+        "it.",
+        distinguish="Any prompt; the difference is the same at every position.",
+        reports=("vllm-project/vllm#46835", "antonellof/ferrox#237"),
+        common=4,
+    ),
+    Fault(
+        id="head-bias-added",
+        title="The head adds a bias that the checkpoint does not have",
+        topic="head.bias",
+        kinds=_MATRIX,
+        variant=bias_added,
+        symptom="All layers agree; each token's logit is off by its own constant.",
+        advice="Build the head with bias=False, and switch off logit_bias and penalties of the "
+        "sampler: logits are compared as the model gives them.",
+        distinguish="Two positions or more; the difference is the same at each.",
+        common=3,
     ),
 )

@@ -366,7 +366,7 @@ FAULTS = (
         kinds=("mlp.prod",),
         variant=_sum,
         symptom="Garbage.",
-        advice="Multiply them.",
+        advice="Multiply activated gate and up; a sum belongs to residual streams alone.",
         distinguish="Any prompt.",
         common=1,
     ),

@@ -20,11 +20,15 @@ Array = NDArray[Any]
 #: Relative error of a fit that is rounding.
 _ROUNDING = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 6e-2}
 
+#: Maps inside the layers; the head's bias is in :mod:`harness.faults.head`.
+_INNER = tuple(kind for kind in MAPS if not kind.startswith("logits"))
+
 #: At most this share of the output channels are a few.
 _FEW = 0.05
 
 
-def _bias_missing(site: Site) -> Iterator[Instead]:
+def bias_missing(site: Site) -> Iterator[Instead]:
+    """A linear map without its bias."""
     linear = Linear.at(site)
     if linear is not None and linear.bias is not None and linear.bias.any():
         none = np.zeros_like(linear.bias)
@@ -44,7 +48,8 @@ def _bias_other(site: Site) -> Iterator[Instead]:
             yield linear.instead(bias=bias, detail=words)
 
 
-def _bias_added(site: Site) -> Iterator[Instead]:
+def bias_added(site: Site) -> Iterator[Instead]:
+    """A linear map with the bias that the mean error asks for."""
     linear = Linear.at(site)
     if linear is None or len(linear.x) < 2 or linear.sparse:
         return
@@ -258,8 +263,8 @@ FAULTS = (
         id="weights-bias-missing",
         title="A bias of the checkpoint is not added",
         topic="weights.bias",
-        kinds=MAPS,
-        variant=_bias_missing,
+        kinds=_INNER,
+        variant=bias_missing,
         symptom="The same vector lacks at every position; quality drops, more so for keys and "
         "queries with large biases (Qwen2).",
         advice="Load <projection>.bias and add it: models that are read as Llama have none "
@@ -272,7 +277,7 @@ FAULTS = (
         id="weights-bias-other",
         title="A projection has the bias of another one",
         topic="weights.bias",
-        kinds=MAPS,
+        kinds=_INNER,
         variant=_bias_other,
         symptom="The same vector is added at every position; quality drops.",
         advice="Compare the map of names for biases, which is often written by hand beside that "
@@ -284,8 +289,8 @@ FAULTS = (
         id="weights-bias-added",
         title="A bias is added that the checkpoint does not have, or another one",
         topic="weights.bias",
-        kinds=MAPS,
-        variant=_bias_added,
+        kinds=_INNER,
+        variant=bias_added,
         symptom="The same vector is added at every position.",
         advice="Build the projection with bias=False where the config says so (attention_bias, "
         "mlp_bias); one that stays as it was initialised is small and random. Row-parallel shards "

@@ -160,7 +160,7 @@ PLANTS = (
         first="head",
     ),
     Plant(
-        fault="weights-bias-added",
+        fault="head-bias-added",
         name="a bias of the head",
         put=lambda at: setattr(
             at.model.lm_head,
