@@ -46,11 +46,11 @@ def try_plants(
     from ..engines.plants.plant import twin
 
     tellable = [plant for plant in plants if attention == "eager" or not plant.tapped]
+    healthy = twin(model, attention=attention)
     for padding, decodes, some in _batches(tellable):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):
-                healthy = twin(model, attention=attention)
                 faulty = stack.enter_context(plant.planted(healthy, layer))
                 engines.append(Silent(faulty, name=f"{n} {plant.fault}"))
             rows = _unequal(tokens) if padding else tokens.tolist()

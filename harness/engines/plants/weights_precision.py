@@ -40,7 +40,8 @@ def _q4_1(held: Tensor) -> Tensor:
     blocks = _blocks(held)
     low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
     scale = (high - low) / 15
-    steps = torch.trunc((blocks - low) / scale + 0.5).clamp(0, 15)
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    steps = torch.trunc((blocks - low) * inverse + 0.5).clamp(0, 15)
     return (steps * scale.half().float() + low.half().float()).reshape(held.shape)
 
 
