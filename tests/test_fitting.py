@@ -420,6 +420,19 @@ def test_few_groups_raise_the_limit() -> None:
     assert grouped_error(ones, ones, 0.0, np.zeros(2))[1] == np.inf
 
 
+def straight(slope: Array, value: float) -> tuple[Array, Array]:
+    return value * slope, slope
+
+
+def test_derivatives_that_nearly_vanish_are_no_error() -> None:
+    """Where attention is so sharp that softmax is all or nothing, squares of squares underflow."""
+    for size in (1e-120, 1e-170, 0.0):
+        tangent = np.full((6, 4), size)
+        sample = Sample(draw(6, 4), np.ones((6, 4)), "float32")
+        one = estimate(sample, partial(straight, tangent), 0.5)
+        assert one is None or not one.excludes
+
+
 def test_a_sample_keeps_the_last_position_and_whole_rows() -> None:
     shape = (1, 9, 512, 512)
     at = thin(shape, whole=True)

@@ -169,7 +169,7 @@ def grouped_error(
         information = np.bincount(labels, weights=information)
         moment = np.bincount(labels, weights=moment)
     total = float(information.sum())
-    count = total**2 / float(np.square(information).sum())  # groups of equal weight
+    count = 1 / float(np.square(information / total).sum())  # groups of equal weight
     own = _LEAST / math.sqrt(total)
     if count <= 1.5:
         return own, math.inf

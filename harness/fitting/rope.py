@@ -248,7 +248,7 @@ def _steps(positions: Array, size: Array, angles: Array, turn: Turn, value: floa
 
 
 def _distance(turn: Turn, value: float) -> float:
-    return math.log(value / turn.configured) if turn.logarithmic else value - turn.configured
+    return float(np.log(value / turn.configured)) if turn.logarithmic else value - turn.configured
 
 
 def _as_estimate(
