@@ -99,6 +99,16 @@ def _first_kind(kind: str) -> Callable[[Any], str]:
     return reason
 
 
+def _no_passage(config: Any, dtype: str) -> str:
+    rope, size = rope_of(config), int(config.head_dim)
+    share = float(rope.get("partial_rotary_factor") or 1.0)
+    pairs = int(size * share) // 2
+    waves = [2 * math.pi * rope["rope_theta"] ** (i / pairs) for i in range(pairs)]
+    turns = [rope["original_max_position_embeddings"] / wave for wave in waves]
+    between = [t for t in turns if rope["low_freq_factor"] < t < rope["high_freq_factor"]]
+    return "" if between else "no pair of a head turns so often that it lies in the passage"
+
+
 def _no_factor(config: Any, dtype: str) -> str:
     rope = rope_of(config)
     one = rope.get("attention_factor") == 1.0 or rope.get("factor") == 1.0
@@ -158,7 +168,10 @@ PLANTS = (
         ),
         _of("llama3"),
     ),
-    _scaling("rope-llama3-passage", "hard switch", _hard_switch, _of("llama3")),
+    _scaling(
+        *("rope-llama3-passage", "hard switch", _hard_switch, _of("llama3")),
+        equivalent=_no_passage,
+    ),
     _scaling("rope-yarn-ramp", "all divided", _all_divided, _of("yarn")),
     _scaling(
         *("rope-yarn-trained-length", "max_position_embeddings"),
