@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..references_seam import config as configs
 from ..references_seam import errors, rope_config
+from ..references_seam import rope as rotary
 from ..replay.call import Operand
 from .fault import Site
 
@@ -179,50 +180,49 @@ def excerpt(given: Parts, found: Array) -> tuple[Parts, Array]:
     return part, found[:, :, -rows:].astype(np.float64)
 
 
-def rotations(site: Site, size: int) -> Iterator[Array]:
-    """Frequencies [R/2] of the rotations that the config names, for heads of a size."""
+def rotations(site: Site, size: int) -> Iterator[rotary.Rotation]:
+    """The rotations that the config names, for heads of a size."""
     raw = site.facts.config
     given = raw.get("rope_parameters") or {}
     if not (given or "rope_theta" in raw or "rope_scaling" in raw):
         return
     apart = any(kind in given for kind in _LAYER_TYPES) or "rope_local_base_freq" in raw
-    share = site.config("partial_rotary_factor") or given.get("partial_rotary_factor") or 1.0
-    dim, read = int(size * share), configs.ConfigReader(raw)
+    read = configs.ConfigReader(raw)
     length = sum(tokens.shape[1] for tokens in site.facts.tokens[: site.chunk + 1])
     try:
         ropes = (
-            rope_config.read_rope_of_layer_types(read, dim=dim, default_thetas=_LAYER_TYPES)
+            rope_config.read_rope_of_layer_types(read, dim=size, default_thetas=_LAYER_TYPES)
             if apart
-            else {"": rope_config.read_rope(read, dim=dim)}
+            else {"": rope_config.read_rope(read, dim=size, partial=1.0)}
         )
     except errors.RefusedError:
         return
     for rope in ropes.values():
-        yield rope.at(length).frequencies
+        yield rope.at(length)
 
 
-def turn(x: Array, positions: Array, frequencies: Array) -> Array:
+def turn(x: Array, positions: Array, rotation: rotary.Rotation) -> Array:
     """Rotate heads [B, K, S, D] at positions [S]; the halves of the rotated part are paired."""
-    angles = positions[:, None] * frequencies
-    cos, sin, half = np.cos(angles), np.sin(angles), len(frequencies)
+    angles, factor = positions[:, None] * rotation.frequencies, rotation.attention_factor
+    cos, sin, half = np.cos(angles) * factor, np.sin(angles) * factor, len(rotation.frequencies)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def turned(x: Array, positions: Array, frequencies: Array, ratio: float) -> Operand:
+def turned(x: Array, positions: Array, rotation: rotary.Rotation, ratio: float) -> Operand:
     """Heads rotated, with the rounding that the angles bring.
 
     Args:
         x: [B, K, S, D].
         positions: [S].
-        frequencies: [R/2].
+        rotation: By what.
         ratio: Unit roundoff of float32 in units of the candidate's dtype.
     """
-    half = len(frequencies)
+    frequencies, half = rotation.frequencies, len(rotation.frequencies)
     pair, rest = np.abs(x[..., :half]) + np.abs(x[..., half : 2 * half]), np.abs(x[..., 2 * half :])
     own = pair * (1 + ratio * np.abs(positions[:, None] * frequencies))
     bound = np.concatenate([own, own, rest], axis=-1).astype(np.float32)
-    return Operand(turn(x, positions, frequencies), bound)
+    return Operand(turn(x, positions, rotation), bound)
 
 
 def start_of(site: Site) -> int:

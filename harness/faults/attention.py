@@ -149,9 +149,9 @@ def _split_inside_out(op: Callable[..., Array], *inputs: Any, **constants: Any) 
 
 def _values_rotated(site: Site) -> Iterator[Instead]:
     new = site.value(1)
-    for frequencies in rotations(site, new.shape[-1]):
+    for rotation in rotations(site, new.shape[-1]):
         positions = _start(site) + np.arange(new.shape[2])
-        other = turned(new, positions, frequencies, site.call.precision.float32_ratio)
+        other = turned(new, positions, rotation, site.call.precision.float32_ratio)
         yield site.instead(inputs={1: other}, detail="at their positions")
 
 

@@ -122,13 +122,13 @@ def _turned(times: int) -> Callable[[Site], Iterator[Instead]]:
         length = past.shape[2]
         positions = start_of(site) - length + np.arange(length)
         ratio = site.call.precision.float32_ratio
-        for frequencies in rotations(site, past.shape[-1]):
+        for rotation in rotations(site, past.shape[-1]):
             what = "by the positions that they were stored with"
-            yield _other_past(site, turned(past, times * positions, frequencies, ratio), what)
+            yield _other_past(site, turned(past, times * positions, rotation, ratio), what)
             if times > 0:
                 step = np.full(length, start_of(site))
                 what = "by the position of the new token"
-                yield _other_past(site, turned(past, step, frequencies, ratio), what)
+                yield _other_past(site, turned(past, step, rotation, ratio), what)
 
     return variant
 

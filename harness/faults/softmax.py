@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..references_seam import ops
 from ..replay.precision import DTYPES
 from .attending import hidden, masked_softmax, softmax
 from .fault import Fault, Instead, Site
@@ -95,6 +96,20 @@ def _plus_one(site: Site) -> Iterator[Instead]:
     yield site.instead(op=plus_one, detail="as if one more key had score 0 and value 0")
 
 
+def _no_sink(site: Site) -> Iterator[Instead]:
+    if site.op is not ops.masked_softmax_sink:
+        return
+    yield site.instead(op=without_sink, detail="probabilities of a row sum to 1")
+    silent = np.zeros_like(site.value(2))
+    yield site.instead(inputs={2: silent}, detail="the sinks are 0")
+    yield site.instead(inputs={2: -site.value(2)}, detail="the sinks are subtracted")
+
+
+def without_sink(scores: Array, visible: Array, sink: Array) -> Array:
+    """Softmax over the keys alone."""
+    return masked_softmax(scores, visible)
+
+
 def _base(site: Site) -> Iterator[Instead]:
     yield site.instead(op=with_base, base=2.0, detail="powers of 2, not of e")
 
@@ -170,6 +185,19 @@ FAULTS = (
         distinguish="Sum of the probabilities of each row: less than 1.",
         reports=("huggingface/transformers#41026", "sgl-project/sglang#11634"),
         common=3,
+    ),
+    Fault(
+        id="sinks-missing",
+        title="The attention sinks are left out",
+        topic="attention.sinks",
+        kinds=_PROBS,
+        variant=_no_sink,
+        symptom="Heads that should be silent are not; bad text, worse with every layer.",
+        advice="Add exp(sink) of each head to the sum of the softmax, in every kernel; where one "
+        "cannot, rescale its output by the share of the sink.",
+        distinguish="Sum of the probabilities of each row: it must be less than 1.",
+        reports=("huggingface/transformers#41026", "sgl-project/sglang#11634"),
+        common=4,
     ),
     Fault(
         id="softmax-base-two",

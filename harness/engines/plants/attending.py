@@ -160,7 +160,8 @@ def own(
         scores = make(q, keys, scale, module)
         if cap is not None:
             scores = cap(scores, module)
-        weights = (softmax if probs is None else probs)(scores, additive(mask, q, keys))
+        hide = additive(mask, q, keys)
+        weights = probs(scores, hide) if probs is not None else _usual(scores, hide, module)
         result = torch.matmul(weights.to(values.dtype), values)
         if context is not None:
             result = context(result, module)
@@ -185,6 +186,20 @@ def _products(q: Tensor, k: Tensor, scale: float, module: Any) -> Tensor:
 def softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """Over the keys, in float32."""
     return torch.softmax(scores + mask, dim=-1, dtype=torch.float32)
+
+
+def _usual(scores: Tensor, mask: Tensor, module: Any) -> Tensor:
+    """The softmax of the model, with its sinks where it has some."""
+    sinks = getattr(module, "sinks", None)
+    if sinks is None:
+        return softmax(scores, mask)
+    last = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+    return softmax(torch.cat([scores + mask, last], -1), torch.zeros(()))[..., :-1]
+
+
+def has_sinks(config: Any) -> str:
+    """A reason for models whose softmax has a sink: the plants write it out without."""
+    return "the softmax has sinks" if config.model_type == "gpt_oss" else ""
 
 
 def additive(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:

@@ -178,6 +178,8 @@ def _not_fused(config: Any) -> str:
 
 
 def _unrotated(config: Any) -> str:
+    if config.model_type == "gpt_oss":
+        return "its tables of cosines and sines have another form"
     return "" if rope_of(config) else f"{config.model_type} has no rotary embedding"
 
 

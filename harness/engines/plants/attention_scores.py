@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .attending import Put, every, own
+from .attending import Put, every, has_sinks, own, softmax
 from .plant import Plant, Planting, Tensor
 
 _SCORES: dict[str, Any] = {"first": "attn.scores", "fused": "attn.context"}
@@ -97,7 +97,7 @@ def _has_cap(config: Any) -> str:
 
 def _no_cap(config: Any) -> str:
     cap = getattr(config, "attn_logit_softcapping", None)
-    return "" if cap is None else "the config names a cap"
+    return has_sinks(config) or ("" if cap is None else "the config names a cap")
 
 
 def _in(dtype: torch.dtype, *, scores: bool, probs: bool) -> Callable[[Tensor, Tensor], Tensor]:
@@ -169,7 +169,8 @@ def _scale(fault: str, name: str, change: Any, **kwargs: Any) -> Plant:
 
 
 def _softmax(fault: str, name: str, probs: Any, **kwargs: Any) -> Plant:
-    return Plant(fault=fault, name=name, put=own(probs=probs), **(_PROBS | kwargs))
+    given = _PROBS | {"reason": has_sinks} | kwargs
+    return Plant(fault=fault, name=name, put=own(probs=probs), **given)
 
 
 def _gpt2(config: Any) -> str:
@@ -279,6 +280,13 @@ PLANTS = (
         *("softmax-undivided", "exp(x), divided: no maximum is taken off"),
         _unshifted,
         equivalent=lambda config, dtype: "exp does not overflow below 88: the quotient is the same",
+    ),
+    Plant(
+        fault="sinks-missing",
+        name="a plain softmax",
+        put=own(probs=softmax),
+        reason=lambda config: "" if has_sinks(config) else "the softmax has no sinks",
+        **_PROBS,
     ),
     _softmax("attention-dropout", "a tenth", _dropout, tapped=True),
 )

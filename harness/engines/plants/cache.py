@@ -210,6 +210,8 @@ def _learned(config: Any) -> str:
 
 
 def _rotates(config: Any) -> str:
+    if config.model_type == "gpt_oss":
+        return "its tables of cosines and sines have another form"
     return "" if rope_of(config) else f"{config.model_type} has no rotary embedding"
 
 

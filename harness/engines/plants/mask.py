@@ -4,11 +4,26 @@ from typing import Any
 
 import torch
 
-from .attending import Seen, every, full, has_both, has_window, masks, own, sliding, window_of
+from .attending import (
+    Seen,
+    every,
+    full,
+    has_both,
+    has_sinks,
+    has_window,
+    masks,
+    own,
+    sliding,
+    window_of,
+)
 from .plant import Plant, Planting, Tensor
 
 _MASK: dict[str, Any] = {"first": "attn.mask", "fused": "attn.context"}
-_PROBS: dict[str, Any] = {"first": "attn.probs", "fused": "attn.context"}
+_PROBS: dict[str, Any] = {
+    "first": "attn.probs",
+    "fused": "attn.context",
+    "reason": has_sinks,
+}
 
 
 def _full_layers(at: Planting) -> list[int]:
