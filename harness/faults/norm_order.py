@@ -69,7 +69,13 @@ def _normed_again(site: Site) -> Iterator[Instead]:
         if str(site.config("model_type")).startswith("gemma"):
             op = ops.rms_norm_from_one
         x = op(site.value(0), final[0], *bias, eps=eps)
-        x = x if site.dtype == "float32" else narrow(x, site.dtype)
+        if site.dtype != "float32":  # rounded before and after the weight is applied
+            if op is ops.rms_norm:
+                x = (
+                    narrow(op(site.value(0), np.ones_like(final[0]), eps=eps), site.dtype)
+                    * final[0]
+                )
+            x = narrow(x, site.dtype)
         linear = Linear.at(site)
         if linear is None or linear.explained_by(x):
             yield site.instead(inputs={0: x})

@@ -23,6 +23,9 @@ _ROUNDING = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 6e-2}
 #: Maps inside the layers; the head's bias is in :mod:`harness.faults.head`.
 _INNER = tuple(kind for kind in MAPS if not kind.startswith("logits"))
 
+#: A mean error is no chance beyond so many standard errors, in so many of the outputs.
+_FAR, _MANY = 5.0, 0.3
+
 #: At most this share of the output channels are a few.
 _FEW = 0.05
 
@@ -51,7 +54,7 @@ def _bias_other(site: Site) -> Iterator[Instead]:
 def bias_added(site: Site) -> Iterator[Instead]:
     """A linear map with the bias that the mean error asks for."""
     linear = Linear.at(site)
-    if linear is None or len(linear.x) < 2 or linear.sparse:
+    if linear is None or len(linear.x) < 2 or not _everywhere(linear):
         return
     own = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias
     some = linear.channels
@@ -61,6 +64,13 @@ def bias_added(site: Site) -> Iterator[Instead]:
     if linear.plausible(linear.weight[some], bias=own[some] + added):
         bias = own + linear.error.mean(axis=0)
         yield linear.instead(bias=bias, detail=f"between {bias.min():.4g} and {bias.max():.4g}")
+
+
+def _everywhere(linear: Linear) -> bool:
+    """Whether the mean error of many outputs is far from 0, on the scale of its own deviation."""
+    error = linear.found[:, linear.spread] - linear.expected[:, linear.spread]
+    deviation = error.std(axis=0) / np.sqrt(len(error))
+    return bool(np.mean(np.abs(error.mean(axis=0)) > _FAR * deviation) > _MANY)
 
 
 def _scaled(site: Site) -> Iterator[Instead]:
