@@ -19,7 +19,7 @@ from harness.faults.catalogue import catalogue
 from harness.faults.fault import Site
 from harness.replay.lockstep import Replayed
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "gemma3_text": {"final_logit_softcapping": 3.0},
     "gpt2": {},
