@@ -198,7 +198,9 @@ class Matcher:
             score = None if result is None else judge.score(result)
             if score is not None and score.units <= UNIT_LIMIT:
                 precise = not way.precision
-                if precise and score.explained < _TAKEN:
+                # A narrower dtype that is not evaluated, only allowed for, takes nothing away.
+                allowed = not precise and score.explained == 0
+                if score.explained < _TAKEN and not allowed:
                     continue
                 matches.append(
                     Match(

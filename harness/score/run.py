@@ -45,9 +45,8 @@ def try_plants(
     from ..engines.plants.engine import Silent
     from ..engines.plants.plant import twin
 
-    tellable = [plant for plant in plants if attention == "eager" or not plant.tapped]
     healthy = twin(model, attention=attention)
-    for padding, decodes, some in _batches(tellable):
+    for padding, decodes, some in _batches(plants):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):

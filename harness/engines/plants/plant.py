@@ -187,8 +187,8 @@ class Plant:
         length: Least number of tokens of the prompt on which it shows.
         padding: ``left`` or ``right`` for what shows only in a batch that is padded on that side.
         cached: Whether it shows only with a cache, although in the first forward pass.
-        tapped: Whether it can be told only where probabilities are tapped, and so is left out
-            with a fused kernel.
+        tapped: Whether only tapped probabilities tell its name; with a fused kernel it is caught
+            and placed.
         at: From a config and the layer that is asked for to the first layer that it changes.
     """
 
