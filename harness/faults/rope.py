@@ -354,7 +354,6 @@ FAULTS = (
         symptom="As another base: good on short prompts, worse with every token.",
         advice="Frequency i is theta ** (-2 i / R), i from 0 to R/2 - 1, R the rotated elements.",
         distinguish="The fitted frequencies of single pairs.",
-        reports=("huggingface/candle#1582",),
         common=2,
     ),
     Fault(
@@ -377,7 +376,6 @@ FAULTS = (
         advice="Rotate queries and keys after their projection (and norm), in every layer that "
         "the config does not exempt.",
         distinguish="A rotation at position 0 gives the same: look at the positions passed.",
-        reports=("tinygrad/tinygrad#2228",),
         common=3,
     ),
     Fault(
@@ -433,7 +431,6 @@ FAULTS = (
         symptom="Fluent at first, worse with every token.",
         advice="Without partial_rotary_factor (rotary_pct, rotary_dim) the whole head is rotated.",
         distinguish="The last elements of each head: they are not rotated at all.",
-        reports=("huggingface/candle#1582", "ggml-org/llama.cpp#12957"),
         common=2,
     ),
     Fault(
@@ -450,6 +447,7 @@ FAULTS = (
             "huggingface/transformers#48241",
             "huggingface/transformers#46912",
             "AI-Hypercomputer/maxtext#4616",
+            "ggml-org/llama.cpp#12957",
         ),
         common=4,
     ),
@@ -461,7 +459,6 @@ FAULTS = (
         variant=_ladder,
         symptom="Good on short prompts, worse with every token.",
         advice="Divide the exponent by the number of rotated elements, not by head_dim.",
-        reports=("huggingface/transformers#48241",),
         common=2,
     ),
     Fault(
@@ -476,7 +473,7 @@ FAULTS = (
         advice="Count positions from 0; look for a BOS that is counted but not fed, or padding "
         "that is counted. A model with padding_idx may count from padding_idx + 1 on purpose.",
         distinguish="A prompt with a cache: only there do unequal shifts show.",
-        reports=("huggingface/transformers#32554", "TransformerLensOrg/TransformerLens#1609"),
+        reports=("huggingface/transformers#32554", "unslothai/unsloth#3699"),
         common=4,
     ),
     Fault(
@@ -488,7 +485,6 @@ FAULTS = (
         symptom="A bag of words.",
         advice="Pass positions to the rotation; in decoding it is the length of the cache.",
         distinguish="A rotation that is left out gives the same numbers.",
-        reports=("ml-explore/mlx-lm#93",),
         common=3,
     ),
     Fault(
@@ -500,11 +496,7 @@ FAULTS = (
         symptom="The first token is right, the others are not; without a cache all is well.",
         advice=_POSITION_ADVICE,
         distinguish="A second chunk of several tokens.",
-        reports=(
-            "huggingface/candle#1517",
-            "unslothai/unsloth#3699",
-            "huggingface/transformers#48161",
-        ),
+        reports=("ml-explore/mlx-lm#93", "huggingface/candle#1517"),
         common=5,
     ),
     Fault(
@@ -516,7 +508,6 @@ FAULTS = (
         symptom="Repetition after some tokens; without a cache all is well.",
         advice=_POSITION_ADVICE,
         distinguish="Two decoding steps or more.",
-        reports=("unslothai/unsloth#3699",),
         common=3,
     ),
     Fault(

@@ -227,7 +227,6 @@ FAULTS = (
         symptom="Worse with every token.",
         advice="Divide positions or frequencies by the factor, once.",
         distinguish="Long positions.",
-        reports=("sgl-project/sglang#21537",),
         common=2,
     ),
     Fault(
@@ -240,7 +239,6 @@ FAULTS = (
         symptom="Fluent, worse with every token.",
         advice="Scale only the layers and models whose rope_type says so.",
         distinguish="Long positions.",
-        reports=("huggingface/candle#2917",),
         common=2,
     ),
     Fault(
@@ -345,7 +343,6 @@ FAULTS = (
             "vllm-project/vllm#48621",
             "ggml-org/llama.cpp#17945",
             "kekzl/imp#880",
-            "huggingface/transformers#47435",
         ),
         common=4,
     ),
