@@ -13,8 +13,9 @@ many threads as torch takes.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from harness.locate import locate
 
 CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
 LAYER = 7
+
+#: A model with a fault in it, for as long as it is entered.
+Planted = Callable[[Any], AbstractContextManager[Any]]
 
 
 @dataclass(slots=True)
@@ -60,9 +64,8 @@ def main() -> None:
     for length in given.lengths:
         tokens = np.arange(100, 100 + length)[None]
         plain = _forward(model, tokens)
-        for fault, change in [("none", twin), *_chosen(model, every=given.every)]:
-            with _timed() as spent:
-                faulty = change(model)
+        for fault, planted in [("none", nullcontext), *_chosen(model, every=given.every)]:
+            with planted(twin(model)) as faulty, _timed() as spent:
                 result = check(Silent(faulty, name="x"), checkpoint=path, token_ids=tokens.tolist())
             named = [d.causes[0].fault if d.causes else "unknown" for d in result.diagnoses]
             ratios = (f"{seconds / plain:.2f}" for seconds in (spent.look, spent.fits))
@@ -70,22 +73,18 @@ def main() -> None:
     Console().print(table)
 
 
-def _chosen(model: Any, *, every: bool) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+def _chosen(model: Any, *, every: bool) -> Iterator[tuple[str, Planted]]:
     """Plants that fit the model: one of each group of faults, or all."""
     groups = {fault.id: fault.group for fault in catalogue().faults.values()}
     met: set[str] = set()
     for plant in plants():
         group = groups[plant.fault]
         left_out = plant.reason(model.config) or plant.equivalent(model.config, "float32")
-        if left_out or plant.chunk or (group in met and not every):
+        if left_out or plant.decodes or plant.padding or (group in met and not every):
             continue
         met.add(group)
 
-        def change(healthy: Any, plant: Any = plant) -> Any:
-            with plant.planted(healthy, LAYER) as faulty:
-                return faulty
-
-        yield f"{plant.fault} ({plant.name})", change
+        yield f"{plant.fault} ({plant.name})", partial(plant.planted, layer=LAYER)
 
 
 def _forward(model: Any, tokens: Any) -> float:

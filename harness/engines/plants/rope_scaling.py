@@ -139,6 +139,7 @@ PLANTS = (
         _scaling(
             *(f"rope-{kind}-ignored", "as type default", parameters(rope_type="default")),
             _both(_of(kind), _first_full),
+            alike=("rope-twice", "rope-theta"),  # a factor of 2 is a second rotation
         )
         for kind in ("linear", "dynamic", "llama3", "yarn")
     ),
