@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..faults.fault import Catalogue, Facts
 from ..replay.call import Made
 from ..replay.lockstep import Replayed
-from ..result import Cause, Diagnosis, Fit
+from ..result import Cause, Diagnosis, Fit, TapStatus
 from ..taps import split
 from .fits import fit_constants
 from .match import Match, Matcher
@@ -56,6 +56,7 @@ class Doctor:
         self._findings: dict[str, list[_Finding]] = {}
         self._tried: dict[str, int] = {}
         self._met: dict[_Place, int] = {}
+        self._misshapen: set[tuple[str, str, int]] = set()
         self._prompt = ""
 
     def begin(self, prompt: str, chunks: Sequence[NDArray[np.int64]]) -> None:
@@ -73,6 +74,12 @@ class Doctor:
         name = failure.comparison.candidate
         findings = self._findings.setdefault(name, [])
         place = (self._prompt, failure.comparison.chunk, failure.comparison.tap)
+        if failure.comparison.status is TapStatus.MISSHAPEN:
+            # Shapes are inherited: what comes after the first that is wrong says nothing more.
+            first = (name, self._prompt, failure.comparison.chunk)
+            if first in self._misshapen:
+                return
+            self._misshapen.add(first)
         self._met.setdefault(place, len(self._met))
         known = self._known(failure, findings)
         if known is not None:
@@ -87,7 +94,8 @@ class Doctor:
         else:
             self._tried[name] = self._tried.get(name, 0) + 1
             matches = self._matcher.match(failure, list(self._catalogue.faults.values()))
-        observations = (*observe(failure), *self._matcher.broken)
+        seen = () if matches else observe(failure)
+        observations = (*seen, *self._matcher.broken)
         findings.append(_Finding(matches, observations, [place]))
 
     def diagnoses(self) -> tuple[Diagnosis, ...]:

@@ -32,17 +32,25 @@ def _fed(site: Site, ids: Array, detail: str) -> Iterator[Instead]:
 
 
 def _recovered(site: Site) -> Array | None:
-    """[B, T] ids of the rows of the table that are nearest to what the candidate has."""
+    """[B, T] ids whose rows of the table the candidate has; None where any of it is no row."""
     found, table = site.found, site.value(0)
     if found is None or found.ndim != 3 or found.shape[-1] != table.shape[-1]:
         return None
     rows = found.astype(np.float64)
     if len(site.call.inputs) > 2:
         rows = rows / float(site.value(2))
-    flat = rows.reshape(-1, rows.shape[-1])
-    distance = np.sum(table**2, axis=1) - 2 * flat @ table.T
-    nearest: Array = np.argmin(distance, axis=1).reshape(found.shape[:2])
-    return nearest
+    ids = []
+    slack = 4 * site.call.precision.unit_roundoff
+    for row in rows.reshape(-1, rows.shape[-1]):
+        # One element tells most rows apart; the few that are left are compared whole.
+        element = int(np.abs(row).argmax())
+        value = float(row[element])
+        like = np.flatnonzero(np.abs(table[:, element] - value) <= slack * abs(value))
+        if not len(like):
+            return None
+        ids.append(like[np.argmin(np.sum((table[like] - row) ** 2, axis=1))])
+    recovered: Array = np.array(ids, dtype=np.int64).reshape(found.shape[:2])
+    return recovered
 
 
 def _prefixed(site: Site) -> Iterator[Instead]:

@@ -37,6 +37,7 @@ def try_plants(
         path: The checkpoint's folder.
         model: A healthy transformers model of it.
         plants: What to plant; those that cannot be planted, or change nothing, must be left out.
+            Those that change a module which the model does not have are passed over.
         tokens: Token ids [B, T] of the prompt.
         attention: Attention implementation of the twins.
         layer: Where faults of a layer are planted.
@@ -46,7 +47,7 @@ def try_plants(
     from ..engines.plants.plant import twin
 
     healthy = twin(model, attention=attention)
-    for padding, decodes, some in _batches(plants):
+    for padding, decodes, some in _batches([p for p in plants if _fits(p, healthy, layer)]):
         with ExitStack() as stack:
             engines: list[HFEngine] = []
             for n, plant in enumerate(some):
@@ -72,6 +73,15 @@ def try_plants(
                 attention=attention,
                 expected=plant.tap(layer, fused=attention != "eager", config=model.config),
             )
+
+
+def _fits(plant: "Plant", healthy: Any, layer: int) -> bool:
+    """Whether the model has the module that a plant changes."""
+    try:
+        with plant.planted(healthy, layer):
+            return True
+    except LookupError:
+        return False
 
 
 def _batches(plants: "Sequence[Plant]") -> Iterator[tuple[str, bool, "list[Plant]"]]:
