@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2 scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     "granite": ("granite", {}),
     "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe not normalised": ("qwen3_moe", {"norm_topk_prob": False}),
     "stablelm": ("stablelm", {}),
     "gpt_oss": ("gpt_oss", {}),
 }
@@ -68,6 +69,8 @@ SCALED = ("linear", "dynamic", "llama3", "yarn")
 
 
 def wanted(fault: str, model: str) -> bool:
+    if model.endswith("not normalised"):
+        return fault.startswith("router")
     if model.endswith("by layer"):
         return fault.startswith("scale")
     if model.endswith("capped scores"):  # which transformers leaves uncapped: others come second
@@ -120,10 +123,25 @@ def test_planted_faults_are_caught_placed_and_named(
     assert [line(trial) for trial in trials if not trial.first] == []
 
 
+#: What shows behind long prompts, which have a test of their own; and one more rounding in narrow
+#: models, which no bound on rounding excludes: a miss that docs/score.md counts.
+ELSEWHERE = {"norm-cast-order", "rope-positions-narrow"}
+
+
 def test_every_plant_is_tried(shares: dict[tuple[str, str], list[Plant]]) -> None:
     tried = {plant.fault for some in shares.values() for plant in some}
-    left = {plant.fault for plant in plants()} - tried
-    assert left == set(), left
+    assert {plant.fault for plant in plants()} - tried == ELSEWHERE
+
+
+def test_positions_in_bfloat16_are_named_behind_256_tokens(
+    tiny: Callable[..., Path], load_model: Callable[..., Any]
+) -> None:
+    path = tiny("llama", max_position_embeddings=512)
+    some = [plant for plant in plants() if plant.fault == "rope-positions-narrow"]
+    tokens = np.arange(290)[None] % 101
+    trials = list(try_plants(path, load_model(path), some, tokens, attention="eager", layer=1))
+    assert trials
+    assert [line(trial) for trial in trials if not trial.first] == []
 
 
 def test_every_planted_fault_is_in_the_catalogue() -> None:

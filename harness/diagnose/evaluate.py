@@ -25,7 +25,8 @@ class Score:
         explained: Share of the squared error, in rounding units of the op as it should be, that
             it takes away: 1 explains all, 0 nothing.
         units: Largest error that is left, in rounding units of the evaluation.
-        spread: Root mean square of these errors in units.
+        spread: Root mean square of what is left, in rounding units of the op as it should be, so
+            that it is on one scale for all mistakes that are tried.
     """
 
     explained: float
@@ -197,11 +198,11 @@ class Judge:
         left = error / size if self._counted is None else error / size * self._counted
         if not np.isfinite(left).all():
             return None
-        explained = 1.0
-        if self._before is not None:
-            after = float(np.mean(np.square(error * self._weight)))
-            explained = 1.0 - after / max(self._before, 1e-300)
-        return Score(explained, float(left.max()), float(np.sqrt(np.mean(np.square(left)))))
+        if self._before is None:
+            return Score(1.0, float(left.max()), float(np.sqrt(np.mean(np.square(left)))))
+        after = float(np.mean(np.square(error * self._weight)))
+        explained = 1.0 - after / max(self._before, 1e-300)
+        return Score(explained, float(left.max()), float(np.sqrt(after)))
 
     def _given(self, value: Array) -> Array | None:
         """The part of a value that the candidate gave; None where shapes differ."""

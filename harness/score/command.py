@@ -105,6 +105,8 @@ def draw_tokens(vocab: int, draw: Random, *, length: int | None = None) -> NDArr
             draw.sample(range(1, size - 1), len(_TOUCHED)), _TOUCHED, strict=True
         ):
             ids[place] = token
+    if ids[-1] == ids[0]:  # then a shift around the ends would be the first id twice
+        ids[-1] = (ids[0] + 1) % vocab
     return np.array([ids])
 
 

@@ -39,7 +39,7 @@ def epsilon(module: Any) -> float:
 
 def is_layer_norm(config: Any) -> bool:
     """Whether norms subtract the mean."""
-    return bool(config.model_type == "gpt2")
+    return config.model_type in ("gpt2", "stablelm")
 
 
 def from_one(config: Any) -> bool:

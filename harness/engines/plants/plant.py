@@ -96,9 +96,15 @@ class Planting:
         replace_forward(self.module(tap), change)
 
     def parameter(self, tap: str, change: Callable[[Tensor], Tensor], name: str = "weight") -> None:
-        """Replace a parameter of a tap's module by what ``change`` makes of it."""
+        """Replace a parameter of a tap's module by what ``change`` makes of it.
+
+        Raises:
+            LookupError: The module has no such parameter of its own.
+        """
         module = self.module(tap)
-        old = getattr(module, name)
+        old = module._parameters.get(name)
+        if old is None:
+            raise LookupError(f"the module of {tap} has no {name} of its own")
         new = change(old.detach().clone())
         setattr(module, name, torch.nn.Parameter(new.to(old.dtype), requires_grad=False))
 

@@ -109,6 +109,12 @@ def _no_passage(config: Any, dtype: str) -> str:
     return "" if between else "no pair of a head turns so often that it lies in the passage"
 
 
+def _usual_betas(config: Any, dtype: str) -> str:
+    rope = rope_of(config)
+    own = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    return "the config has these betas" if own == (32.0, 1.0) else ""
+
+
 def _no_factor(config: Any, dtype: str) -> str:
     rope = rope_of(config)
     one = rope.get("attention_factor") == 1.0 or rope.get("factor") == 1.0
@@ -158,6 +164,7 @@ PLANTS = (
         *("rope-dynamic-fixed", "base raised always"),
         parameters(rope_type="default", rope_theta=_raised),
         _of("dynamic"),
+        alike=("rope-theta",),  # a raised base is another base
     ),
     _scaling(
         *("rope-llama3-constants", "those of Llama 3.1"),
@@ -187,6 +194,7 @@ PLANTS = (
     _scaling(
         *("rope-yarn-betas", "32 and 1", parameters(beta_fast=32.0, beta_slow=1.0), _of("yarn")),
         alike=("rope-yarn-trained-length",),  # both ends are rounded to whole pairs
+        equivalent=_usual_betas,
     ),
     _scaling(
         *("rope-attention-factor", "left out", _attention_scaling(lambda a: 1.0), _of("yarn")),
