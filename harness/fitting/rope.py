@@ -27,6 +27,19 @@ _SEARCHED = 64
 
 _UNIT = 2.0**-24
 
+#: Phases up to which pairs are fitted one by one, in radians.
+_TURNED = 0.5
+
+#: Squared units that a pair must explain to be looked at: what is less excludes nothing.
+_LEAST_POWER = 16.0
+
+#: A constant that all pairs share is the better explanation if it explains so much of what the
+#: frequencies of all pairs do.
+_SHARED = 0.7
+
+#: Roundings of float32 on the way to a frequency: the exponent, the power, the scaling.
+_ROUNDINGS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Phases:
@@ -72,13 +85,70 @@ def fit_rotation(seen: Seen) -> list[tuple[str, Estimate]]:
             gain = _less_sure(gain, own * factor)
     found = [(turn.name, one) for turn, one in near]
     found += [] if gain is None else [("attention_factor", gain)]
-    if not any(one.excludes for _, one in found):
-        return found
     best = max(near, key=lambda pair: pair[1].power, default=None)
+    pairs = _fit_pairs(seen, at, times, phases, frequencies, factor)
+    excluded = any(one.excludes for _, one in found)
+    shared = (
+        excluded and best is not None and best[1].power >= _SHARED * (pairs.power if pairs else 0)
+    )
+    if pairs is not None and pairs.worst.excludes and not shared:
+        return [("rope_frequency", pairs.worst)]
+    if not excluded:
+        return found
     if best is not None and best[1].excludes:
         turned = _turned(phases, *best)
         gain = _fit_gain(turned, factor, seen.call.precision.name)
     return list(_explained(seen, at, best, gain))
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The frequencies of all pairs, each fitted by itself.
+
+    Attributes:
+        worst: That which is surest to be another one, in radians per position.
+        power: Sum of squared units that all of them explain.
+    """
+
+    worst: Estimate
+    power: float
+
+
+def _fit_pairs(
+    seen: Seen,
+    at: tuple[slice, ...],
+    times: Array,
+    phases: Phases,
+    frequencies: Array,
+    factor: float,
+) -> Pairs | None:
+    """Whether some pair turns at another frequency, where that is only a little different."""
+    p = phases.positions[:, None]
+    information, moment = p * p * phases.weight, p * phases.torque
+    total = information.sum(axis=0)
+    if not (total > 0).all():
+        return None
+    change = moment.sum(axis=0) / total
+    powers = np.square(change) * total
+    if np.abs(change * p).max() > _TURNED or float(powers.max()) < _LEAST_POWER:
+        return None
+    n = int(powers.argmax())
+    error, limit = grouped_error(information[:, n], moment[:, n], float(change[n]), None)
+    rounding = replace(seen, found=_rounded_all_along(seen, frequencies, factor))
+    usual = _phases(rounding, at, times, frequencies).torque[:, n] * p[:, 0]
+    twisted = (p[:, 0] * phases.weight[:, n] * phases.twist[:, n]).sum()
+    own = (abs(float(usual.sum())) + abs(float(twisted))) / float(total[n])
+    own += _ROUNDINGS * _UNIT * float(frequencies[n]) * (1 + abs(math.log(frequencies[n])))
+    constants: dict[str, Any] = dict(seen.call.constants)
+    constants["positions"] = np.asarray(constants["positions"])[:, at[2]]
+    constants["frequencies"] = frequencies + change
+    x = seen.call.input(0).value[at]
+    left = float((np.abs(seen.found[at] - ops.rope(x, **constants)) / seen.size(at)).max())
+    value = float(frequencies[n])
+    one = Estimate(
+        value, value + float(change[n]), error, limit / error, own, left, float(powers[n])
+    )
+    return Pairs(one, float(powers.sum()))
 
 
 def _rounded_all_along(seen: Seen, frequencies: Array, factor: float) -> Array:
