@@ -37,6 +37,8 @@ def where_written(
             return _theta(configured, config, layer)
         case "factor" | "attention_factor":
             return _of_rope(constant, configured, config, layer)
+        case "rope_frequency":
+            return "radians per position of one pair, from theta and its scaling"
         case "position_offset":
             return "positions begin at 0, no key"
         case "scale":
