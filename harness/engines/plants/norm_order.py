@@ -52,11 +52,12 @@ def keep_input(module: Any, held: dict[str, Tensor], name: str) -> None:
 
 
 def keep_output(module: Any, held: dict[str, Tensor], name: str) -> None:
-    """Note what comes out of a module."""
+    """Note what comes out of a module, of several things the first."""
 
     def forward(inner: Any, *given: Any, **others: Any) -> Any:
-        held[name] = inner(*given, **others)
-        return held[name]
+        made = inner(*given, **others)
+        held[name] = made[0] if isinstance(made, tuple) else made
+        return made
 
     replace_forward(module, forward)
 
