@@ -71,11 +71,14 @@ def rotation(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Put:
     The layer's forward is given globals of its own, so that no other model is touched.
     """
 
-    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return rotate(q, cos, sin), rotate(k, cos, sin)
-
     def put(at: Planting) -> None:
+        once = _pairs_once(at.config)
+
+        def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+            cos, sin = (torch.cat([t, t], -1) if once else t for t in (cos, sin))
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+            return rotate(q, cos, sin), rotate(k, cos, sin)
+
         module = at.attention_module()
         forward: Any = unwrap(type(module).forward)
         own = types.FunctionType(
@@ -89,6 +92,11 @@ def rotation(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Put:
         module.forward = types.MethodType(own, module)
 
     return put
+
+
+def _pairs_once(config: Any) -> bool:
+    """Whether tables of cosines and sines hold each pair once, [B, T, R/2]."""
+    return bool(config.model_type == "gpt_oss")
 
 
 def _half_rotated(x: Tensor) -> Tensor:
@@ -174,7 +182,8 @@ def _narrow_angles(dtype: torch.dtype) -> Put:
             scale = getattr(rotary, f"{name}attention_scaling", 1.0)
             frequency = getattr(rotary, f"{name}inv_freq").to(dtype)
             angles = (ids[..., None].to(dtype) * frequency).float()
-            angles = torch.cat([angles, angles], dim=-1)
+            if not _pairs_once(at.config):
+                angles = torch.cat([angles, angles], dim=-1)
             return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
         replace_forward(rotary, call)
