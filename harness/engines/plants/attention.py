@@ -19,6 +19,12 @@ def _grouped(config: Any) -> str:
     return ""
 
 
+def _one_kv_head(config: Any, dtype: str) -> str:
+    """Why another order of kv heads changes nothing."""
+    kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return "there is one kv head" if kv == 1 else ""
+
+
 def _right(heads: int, kv_heads: int) -> Tensor:
     return torch.arange(kv_heads).repeat_interleave(heads // kv_heads)
 
@@ -40,6 +46,7 @@ def _gqa(fault: str, name: str, order: Order, which: str, **kwargs: Any) -> Plan
         put=_reading(order, which),
         first=first,
         fused="attn.context",
+        equivalent=_one_kv_head,
         **kwargs,
     )
 
@@ -243,6 +250,7 @@ PLANTS = (
             put=_splitting(f"attn.{name}"),
             first=f"attn.{name}",
             reason=_not_fused,
+            equivalent=_one_kv_head if name in "kv" else lambda config, dtype: "",
         )
         for name in "qkv"
     ),

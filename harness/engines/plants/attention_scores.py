@@ -190,6 +190,7 @@ PLANTS = (
         *("scale-head-dim", "1 / sqrt(D)"),
         lambda scale, config, module: _dim(config) ** -0.5,
         reason=_head_dim_fits,
+        alike=("scale-hidden-size",),  # where C / H is the head dimension
     ),
     _scale("scale-upside-down", "1 / scale", lambda scale, config, module: 1 / scale),
     _scale(

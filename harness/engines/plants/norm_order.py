@@ -108,6 +108,11 @@ def _no_multiplier(config: Any) -> str:
     return "" if multiplied else "the config has no multiplier of residuals"
 
 
+def _is_multiplied_so(config: Any, dtype: str) -> str:
+    own = getattr(config, "residual_multiplier", 1.0)
+    return "the config multiplies by 0.7" if own == 0.7 else ""
+
+
 def _float32_only(config: Any, dtype: str) -> str:
     return "" if dtype == "float32" else "the model is in half precision"
 
@@ -225,6 +230,7 @@ PLANTS = (
         name="the MLP by 0.7",
         put=residual(lambda held: held["stream"] + 0.7 * held["block"]),
         first="resid_post",
+        equivalent=_is_multiplied_so,
     ),
     Plant(
         fault="residual-multiplier",

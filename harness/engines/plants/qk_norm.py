@@ -71,6 +71,10 @@ def _after(at: Planting) -> None:
     module.forward = types.MethodType(own, module)
 
 
+def _one_kv_head(config: Any, dtype: str) -> str:
+    return "there is one kv head" if config.num_key_value_heads == 1 else ""
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -90,7 +94,11 @@ PLANTS = (
         for what, tap in _TAPS.items()
     ),
     *(
-        _plant(*("qk-norm-joint", f"of {what}", _joint(tap), tap), alike=("norm-axis",))
+        _plant(
+            *("qk-norm-joint", f"of {what}", _joint(tap), tap),
+            alike=("norm-axis",),
+            equivalent=_one_kv_head if what == "keys" else lambda config, dtype: "",
+        )
         for what, tap in _TAPS.items()
     ),
     _plant("qk-norm-after-rope", "both", _after, "attn.q_rope"),
