@@ -51,7 +51,7 @@ gemma3: $(GEMMA3_STAMP)
 	$(BIN)/parity run cases/gemma3.toml
 
 test: $(WEIGHTS)
-	$(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile tests
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py

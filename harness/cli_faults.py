@@ -77,6 +77,9 @@ def score(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16; both if not given.")
     ] = None,
+    topic: Annotated[
+        str, typer.Option(help="Plant only faults of this group or topic, for example rope.")
+    ] = "",
     real: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +104,10 @@ def score(
         from .score.command import run_score
         from .score.plan import Plan
 
+        if topic:
+            from .faults.catalogue import catalogue
+
+            _some(catalogue(), topic)
         plan = Plan(
             models=models,
             healthy=healthy,
@@ -108,6 +115,7 @@ def score(
             families=tuple(family or ()),
             dtypes=tuple(dtype or ()),
             real=real,
+            topic=topic,
         )
         codes.append(run_score(plan, json_file=json_file, markdown_file=markdown))
     raise typer.Exit(worst(codes))

@@ -115,20 +115,21 @@ def run(*arguments: str) -> Any:
 def test_score_of_a_family_is_shown_and_written(tmp_path: Path) -> None:
     table, trials = tmp_path / "score.md", tmp_path / "score.json"
     ran = run(
-        *("score", "--family", "gpt2", "--dtype", "float32", "--healthy", "2"),
+        *("score", "--family", "gpt2", "--dtype", "float32", "--healthy", "2", "--topic", "mlp"),
         *("--markdown", str(table), "--json", str(trials)),
     )
     assert ran.exit_code == 0, ran.output
     assert "2 healthy random runs, 0 false alarms" in ran.output
     assert table.read_text().startswith("| kind | planted | caught | placed | named first |")
     made = json.loads(trials.read_text())["trials"]
-    assert len(made) > 20
+    assert len(made) > 10
+    assert {GROUPS[t["fault"]] for t in made} == {"mlp"}
     assert all(t["caught"] for t in made)
 
 
 def test_score_exits_with_1_where_a_fault_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     missed: tuple[list[Trial], list[Equivalent]] = ([trial(caught=False, found="")], [])
-    monkeypatch.setattr(command, "_score_model", lambda path, dtype, seed: missed)
+    monkeypatch.setattr(command, "_score_model", lambda path, dtype, plan, seed: missed)
     ran = run("score", "--family", "gpt2", "--dtype", "float32", "--healthy", "0")
     assert ran.exit_code == 1
     assert "miss: rope-theta (theta 10,000) in llama float32 eager: not caught" in ran.output
@@ -140,6 +141,7 @@ def test_score_exits_with_1_where_a_fault_is_not_caught(monkeypatch: pytest.Monk
         (("show", "rope-thet"), "did you mean rope-theta"),
         (("--topic", "ropes"), "did you mean rope"),
         (("score", "--family", "bert"), "one of gemma3_text, gpt2"),
+        (("score", "--topic", "ropes"), "did you mean rope"),
         (("score", "--dtype", "int8"), "float32 or bfloat16"),
         (("score", "--healthy", "-1"), "0 or more"),
     ],

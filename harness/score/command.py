@@ -39,7 +39,7 @@ def run_score(plan: Plan, *, json_file: Path | None, markdown_file: Path | None)
         for done, path in enumerate(_models(plan, chosen, Path(folder))):
             show(f"plant in {path.name}", done, total)
             for dtype in plan.chosen_dtypes:
-                made, same = _score_model(path, dtype, plan.seed + done)
+                made, same = _score_model(path, dtype, plan, plan.seed + done)
                 trials += made
                 equivalents += same
         healthy = _healthy(plan, chosen, Path(folder), show)
@@ -67,7 +67,9 @@ def _models(plan: Plan, families: tuple[str, ...], folder: Path) -> Iterator[Pat
         yield load_checkpoint(locate(plan.real)).path
 
 
-def _score_model(path: Path, dtype: str, seed: int) -> tuple[list[Trial], list[Equivalent]]:
+def _score_model(
+    path: Path, dtype: str, plan: Plan, seed: int
+) -> tuple[list[Trial], list[Equivalent]]:
     """Every plant of one model in one dtype, with each attention implementation."""
     from ..engines.hf import HFEngine
     from ..engines.plants.catalogue import plants
@@ -78,8 +80,9 @@ def _score_model(path: Path, dtype: str, seed: int) -> tuple[list[Trial], list[E
     layer = max(1, int(model.config.num_hidden_layers) // 2)
     family = str(model.config.model_type)
     able, equivalents = [], []
+    topics = {fault.id: fault.topic for fault in catalogue().faults.values()}
     for plant in plants():
-        if plant.reason(model.config):
+        if not plan.wants(topics[plant.fault]) or plant.reason(model.config):
             continue
         why = plant.equivalent(model.config, dtype)
         if why:

@@ -18,6 +18,7 @@ class Plan:
         families: Families, all if empty.
         dtypes: Dtypes of the candidates, float32 and bfloat16 if empty.
         real: Locator of a real model to plant into as well.
+        topic: Group or topic of the faults that are planted, all if empty.
 
     Raises:
         UsageError: A number below 0 or an unknown dtype.
@@ -29,6 +30,7 @@ class Plan:
     families: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     real: str | None = None
+    topic: str = ""
 
     def __post_init__(self) -> None:
         for name, value in (("--models", self.models), ("--healthy", self.healthy)):
@@ -60,6 +62,10 @@ class Plan:
                     advice="choose a family that the reference implements",
                 )
         return self.families or known
+
+    def wants(self, topic: str) -> bool:
+        """Whether faults of a topic are planted."""
+        return not self.topic or f"{topic}.".startswith(f"{self.topic}.")
 
     @property
     def chosen_dtypes(self) -> tuple[str, ...]:
