@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -116,11 +117,11 @@ def _timed() -> Iterator[Spent]:
         finally:
             spent.fits += time.perf_counter() - start
 
-    Doctor.look, Doctor.measure = timed_look, timed_measure  # type: ignore[method-assign]
-    try:
+    with (
+        patch.object(Doctor, "look", timed_look),
+        patch.object(Doctor, "measure", timed_measure),
+    ):
         yield spent
-    finally:
-        Doctor.look, Doctor.measure = look, measure  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

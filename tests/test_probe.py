@@ -453,7 +453,7 @@ class Unpadded(Silent):
     """An engine that takes no padding."""
 
     @contextmanager
-    def open(self, *, cache: bool) -> Any:  # type: ignore[override]
+    def open(self, *, cache: bool) -> Any:  # type: ignore[override]  # it lacks padding on purpose
         with super().open(cache=cache) as session:
             yield session
 

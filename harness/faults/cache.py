@@ -199,28 +199,28 @@ def _rows_exchanged(site: Site) -> Iterator[Instead]:
     yield _other_past(site, first, "every row holds what the first row stored")
 
 
-def _places(site: Site, change: Callable[[Array], Array], detail: str) -> Instead:
-    """Learned positions [B, T] changed; rows of the table that are not there are clipped."""
-    positions = np.clip(change(site.value(1)), 0, len(site.value(0)) - 1)
-    return site.instead(inputs={1: positions}, detail=detail)
+def _places(site: Site, positions: Array, detail: str) -> Instead:
+    """Other learned positions [B, T]; rows of the table that are not there are clipped."""
+    there = np.clip(positions, 0, len(site.value(0)) - 1)
+    return site.instead(inputs={1: there}, detail=detail)
 
 
 def _restarted(site: Site) -> Iterator[Instead]:
     if site.chunk:
-        first = int(site.value(1).min())
-        yield _places(site, lambda p: p - first, "positions begin again at 0")
+        positions = site.value(1)
+        yield _places(site, positions - positions.min(), "positions begin again at 0")
 
 
 def _shifted(site: Site) -> Iterator[Instead]:
     for by in (1, 2, -1, -2):
-        yield _places(site, lambda p, by=by: p + by, f"positions {by:+d}")  # type: ignore[misc]
+        yield _places(site, site.value(1) + by, f"positions {by:+d}")
 
 
 def _stuck(site: Site) -> Iterator[Instead]:
     if site.chunk:
         last = sum(t.shape[1] for t in site.facts.tokens[:1])
         for at in (last - 1, last):
-            yield _places(site, lambda p, at=at: np.full_like(p, at), f"always {at}")  # type: ignore[misc]
+            yield _places(site, np.full_like(site.value(1), at), f"always {at}")
 
 
 _RESET = "Begin each sequence with a cache of its own, or reset it when a prompt begins."

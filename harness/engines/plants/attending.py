@@ -86,7 +86,7 @@ def masks(change: Sight, *, layers: Callable[[Planting], Sequence[int]] | None =
         name = cache_argument(at.model)
         fused = at.config._attn_implementation not in (None, "eager")
         for layer in [at.layer] if layers is None else layers(at):
-            call = functools.partial(_masked, change, at.config, layer, name, fused)
+            call = functools.partial(_masked, change, at.config, layer, name, fused=fused)
             replace_forward(at.attention_module(layer), call)
 
     return put
@@ -97,9 +97,9 @@ def _masked(
     config: Any,
     layer: int,
     name: str,
-    fused: bool,  # noqa: FBT001, a partial's
     inner: Callable[..., Any],
     *args: Any,
+    fused: bool,
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -228,7 +228,9 @@ def updates(change: Callable[..., tuple[Tensor, Tensor]]) -> Put:
             update = cache.update
 
             def changed(k: Tensor, v: Tensor, layer: int, *args: Any, **kw: Any) -> Any:
-                inner = lambda k, v: update(k, v, layer, *args, **kw)  # noqa: E731
+                def inner(k: Tensor, v: Tensor) -> Any:
+                    return update(k, v, layer, *args, **kw)
+
                 return change(inner, k, v, layer, cache, at)
 
             cache.update = changed

@@ -178,29 +178,29 @@ def _gain_in_float32(at: Planting) -> None:
     replace_forward(module, forward)
 
 
-def _if(condition: bool, why: str) -> str:  # noqa: FBT001 - reads as a sentence
-    return why if condition else ""
+def _narrow(config: Any, dtype: str) -> str:
+    return "" if dtype == "float32" else "the model is in half precision"
 
 
 def _rms_only(config: Any) -> str:
-    return _if(is_layer_norm(config), "its norms are LayerNorm")
+    return "its norms are LayerNorm" if is_layer_norm(config) else ""
 
 
 def _layer_norm_only(config: Any) -> str:
-    return _if(not is_layer_norm(config), "its norms are RMSNorm")
+    return "" if is_layer_norm(config) else "its norms are RMSNorm"
 
 
 def _from_one_only(config: Any) -> str:
-    return _if(not from_one(config), "weights of its norms are stored whole")
+    return "" if from_one(config) else "weights of its norms are stored whole"
 
 
 def _whole_only(config: Any) -> str:
-    return _rms_only(config) or _if(from_one(config), "its norms add 1 themselves")
+    return _rms_only(config) or ("its norms add 1 themselves" if from_one(config) else "")
 
 
 def _head_norms_only(config: Any) -> str:
     normed = ("qwen3", "qwen3_moe", "gemma3_text")
-    return _if(config.model_type not in normed, "queries and keys are not normed")
+    return "" if config.model_type in normed else "queries and keys are not normed"
 
 
 def _one_rounding(config: Any, dtype: str) -> str:
@@ -308,14 +308,14 @@ PLANTS = (
         put=_bfloat16,
         first="attn_norm",
         reason=lambda config: _rms_only(config) and "LayerNorm's kernel takes one dtype",
-        equivalent=lambda config, dtype: _if(dtype != "float32", "the model is in half precision"),
+        equivalent=_narrow,
     ),
     Plant(
         fault="norm-low-precision",
         name="its input in float16",
         put=_half_input,
         first="mlp_norm",
-        equivalent=lambda config, dtype: _if(dtype != "float32", "the model is in half precision"),
+        equivalent=_narrow,
     ),
     Plant(
         fault="norm-axis",
