@@ -55,13 +55,22 @@ class _MisfitError(Exception):
 
 
 @np.errstate(all="ignore")  # a mistake may well compute what is not finite
-def evaluate(made: Made, instead: Mapping[int, Instead], *, bounded: bool = True) -> Operand | None:
+def evaluate(
+    made: Made,
+    instead: Mapping[int, Instead],
+    *,
+    bounded: bool = True,
+    value: Array | None = None,
+    usual: Array | None = None,
+) -> Operand | None:
     """Evaluate an op and what it was made of, with some evaluations replaced.
 
     Args:
         made: The op.
         instead: Replacements by the ``id`` of the call that each replaces.
         bounded: Whether rounding bounds are wanted.
+        value: What the op comes out as, where that is known and only its bound is wanted.
+        usual: Rounding bound of the op as it should be, in units of ``u``, where that is known.
 
     Returns:
         Its value in float64 and, as ``incoming``, its rounding bound in units of ``u``; None where
@@ -79,9 +88,9 @@ def evaluate(made: Made, instead: Mapping[int, Instead], *, bounded: bool = True
         key = id(node.call)
         if key not in known:
             inputs = tuple(map(operand, node.call.inputs))
-            known[key] = _run(node, instead.get(key), inputs, bounded=bounded)
-            usual = node.call.output.value.shape
-            if node is not made and known[key].value.shape != usual:
+            own = (value, usual) if node is made else (None, None)
+            known[key] = _run(node, instead.get(key), inputs, bounded=bounded, known=own)
+            if node is not made and known[key].value.shape != node.call.output.value.shape:
                 raise _MisfitError
         return known[key]
 
@@ -107,15 +116,25 @@ def _run(
     inputs: tuple[Operand | None, ...],
     *,
     bounded: bool,
+    known: tuple[Array | None, Array | None],
 ) -> Operand:
+    value, usual = known
     if instead is None:
         call = replace(node.call, inputs=inputs)
-        return _evaluated(node.op, node.op, call, bounded=bounded)
+        return _bounded(node.op, call, value) if bounded else _evaluated(node.op, call, value)
     # A replaced op may keep inputs that were made before it, and those may be replaced as well.
     own = {id(old): new for old, new in zip(node.call.inputs, inputs, strict=True)}
     given = tuple(own.get(id(x), x) for x in instead.inputs)
     call = replace(node.call, inputs=given, constants=dict(instead.constants))
-    result = _evaluated(instead.op, node.op, call, original=node.call, bounded=bounded)
+    if not bounded:
+        return _evaluated(instead.op, call, value)
+    if instead.op in BOUNDS:
+        result = _bounded(instead.op, call, value)
+    else:
+        result = _evaluated(instead.op, call, value)
+        result.incoming = _scale_of_rows(
+            result, unit(node.op, node.call) if usual is None else usual
+        )
     if instead.precision and result.incoming is not None:
         narrow, unit_of = precision(instead.precision), call.precision.unit_roundoff
         result.incoming = result.incoming * np.float32(max(1.0, narrow.unit_roundoff / unit_of))
@@ -123,28 +142,29 @@ def _run(
     return result
 
 
-def _evaluated(
-    op: Any, replaced: Any, call: Call, *, bounded: bool, original: Call | None = None
-) -> Operand:
-    values = (None if x is None else x.value for x in call.inputs)
-    value = op(*values, **call.constants)
+def _evaluated(op: Any, call: Call, known: Array | None) -> Operand:
+    """What an op comes out as, unless that is known."""
+    if known is not None:
+        return Operand(known)
+    value = op(*(None if x is None else x.value for x in call.inputs), **call.constants)
     if value.dtype.kind == "f" and value.dtype != np.float64:
         raise TypeError(f"{op.__name__}: computed {value.dtype}, not float64")
-    output = Operand(value)
-    if not bounded:
-        return output
-    call = replace(call, output=output)
-    if op in BOUNDS:
-        output.incoming = unit(op, call)
-        return output
-    bound = output.magnitude
-    if original is not None:
-        usual = unit(replaced, original)
-        if usual.shape == bound.shape:
-            # Rows have one scale: what a mistake mixes stays on it.
-            bound = np.maximum(bound, usual.max(axis=-1, keepdims=True))
-    output.incoming = bound
+    return Operand(value)
+
+
+def _bounded(op: Any, call: Call, known: Array | None) -> Operand:
+    """The same with the op's own bound."""
+    output = _evaluated(op, call, known)
+    output.incoming = unit(op, replace(call, output=output))
     return output
+
+
+def _scale_of_rows(output: Operand, usual: Array) -> Array:
+    """Bound of an op that has none of its own: what a mistake mixes stays on its row's scale."""
+    if usual.shape != output.value.shape:
+        return output.magnitude
+    bound: Array = np.maximum(output.magnitude, usual.max(axis=-1, keepdims=True))
+    return bound
 
 
 class Judge:
@@ -156,10 +176,20 @@ class Judge:
         counted: Booleans of its shape, true where a value means something; None for everywhere.
         misshapen: Whether it has a shape that it must not have: then only an evaluation of that
             very shape can explain it. Without, fewer positions than expected are the last ones.
+        usual: Rounding bound of the op in units of ``u``, where that is known.
+
+    Attributes:
+        usual: The same, known or not; None for another shape.
     """
 
     def __init__(
-        self, made: Made, found: Array, counted: Array | None = None, *, misshapen: bool = False
+        self,
+        made: Made,
+        found: Array,
+        counted: Array | None = None,
+        *,
+        misshapen: bool = False,
+        usual: Array | None = None,
     ) -> None:
         self._call = made.call
         self._found = found
@@ -167,13 +197,14 @@ class Judge:
         self._misshapen = misshapen
         self._weight: Array | float = 1.0
         self._before: float | None = None
+        self.usual: Array | None = None
         value = made.call.output.value
         if not misshapen and _covers(value, found):
             given = covered(value, found)
-            size = _absolute(made.call, unit(made.op, made.call))[given]
+            self.usual = unit(made.op, made.call) if usual is None else usual
+            size = _absolute(made.call, self.usual)[given]
             self._weight = (1.0 if counted is None else counted) / size
-            error = _distance(found, value[given]) * self._weight
-            self._before = float(np.mean(np.square(error)))
+            self._before = _mean_square(_distance(found, value[given]), self._weight)
 
     def plausible(self, value: Array) -> bool:
         """Whether a value is worth a rounding bound: it explains half, or leaves little."""
@@ -182,11 +213,12 @@ class Judge:
             return False
         if self._before is None:
             return True
-        left = _distance(self._found, given) * self._weight
-        if not np.isfinite(left).all():
+        left = _distance(self._found, given)
+        left *= self._weight
+        largest = float(left.max())
+        if not np.isfinite(largest):
             return False
-        mean_square = float(np.mean(np.square(left)))
-        return mean_square < 0.5 * self._before or float(left.max()) < 4 * UNIT_LIMIT
+        return largest < 4 * UNIT_LIMIT or _mean_square(left) < 0.5 * self._before
 
     def score(self, evaluated: Operand) -> Score | None:
         """How well an evaluation with its bound explains it; None where shapes differ."""
@@ -195,14 +227,17 @@ class Judge:
             return None
         error = _distance(self._found, given)
         size = _absolute(self._call, evaluated.incoming)[covered(value, self._found)]
-        left = error / size if self._counted is None else error / size * self._counted
-        if not np.isfinite(left).all():
+        left = np.divide(error, size, out=size)
+        if self._counted is not None:
+            left *= self._counted
+        largest = float(left.max())
+        if not np.isfinite(largest):
             return None
         if self._before is None:
-            return Score(1.0, float(left.max()), float(np.sqrt(np.mean(np.square(left)))))
-        after = float(np.mean(np.square(error * self._weight)))
+            return Score(1.0, largest, float(np.sqrt(_mean_square(left))))
+        after = _mean_square(error, self._weight)
         explained = 1.0 - after / max(self._before, 1e-300)
-        return Score(explained, float(left.max()), float(np.sqrt(after)))
+        return Score(explained, largest, float(np.sqrt(after)))
 
     def _given(self, value: Array) -> Array | None:
         """The part of a value that the candidate gave; None where shapes differ."""
@@ -222,10 +257,19 @@ def _covers(value: Array, found: Array) -> bool:
 def _absolute(call: Call, bound: Array) -> Array:
     """A bound in units of ``u`` as an absolute size, never 0."""
     roundoff, underflow = call.precision.unit_roundoff, call.precision.underflow
-    size: Array = bound.astype(np.float64) * roundoff + underflow
+    size: Array = bound.astype(np.float64)
+    size *= roundoff
+    size += underflow
     return size
 
 
 def _distance(found: Array, value: Array) -> Array:
-    distance: Array = np.abs(found.astype(np.float64) - value.astype(np.float64))
-    return distance
+    wide = (x.astype(np.float64, copy=False) for x in (found, value))
+    distance: Array = np.subtract(*wide)
+    return np.abs(distance, out=distance)
+
+
+def _mean_square(x: Array, weight: Array | float = 1.0) -> float:
+    """Mean of squares, without an array of them."""
+    flat = (x if isinstance(weight, float) and weight == 1.0 else x * weight).reshape(-1)
+    return float(flat @ flat) / flat.size

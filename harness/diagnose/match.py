@@ -137,13 +137,13 @@ class Matcher:
 
     def _repeated(self, failure: Replayed, matches: Sequence[Match]) -> list[Match]:
         """Those of some matches whose very evaluation explains this op too."""
-        judge = Judge(failure.made, failure.found, failure.counted)
+        judge = Judge(failure.made, failure.found, failure.counted, usual=failure.bound)
         kept = []
         for match in matches:
             instead = None if match.again is None else match.again.at(failure.made)
             if instead is None:
                 return []
-            result = evaluate(failure.made, {id(failure.made.call): instead})
+            result = evaluate(failure.made, {id(failure.made.call): instead}, usual=judge.usual)
             score = None if result is None else judge.score(result)
             if score is not None and score.units <= UNIT_LIMIT:
                 kept.append(match)
@@ -161,7 +161,13 @@ class Matcher:
         """
         matches: list[Match] = []
         misshapen = failure.comparison.status is TapStatus.MISSHAPEN
-        judge = Judge(failure.made, failure.found, failure.counted, misshapen=misshapen)
+        judge = Judge(
+            failure.made,
+            failure.found,
+            failure.counted,
+            misshapen=misshapen,
+            usual=failure.bound,
+        )
         nodes = [node for node in upstream(failure.made) if node.tap is not None]
         sites = {id(node.call): self._site(node, failure) for node in nodes}
         for fault in faults:
@@ -194,7 +200,7 @@ class Matcher:
             # Rounding in a narrower dtype is not evaluated: only its bound tells.
             if value is None or not (way.precision or judge.plausible(value.value)):
                 continue
-            result = evaluate(failure.made, instead)
+            result = evaluate(failure.made, instead, value=value.value, usual=judge.usual)
             score = None if result is None else judge.score(result)
             if score is not None and score.units <= UNIT_LIMIT:
                 precise = not way.precision

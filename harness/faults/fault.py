@@ -151,6 +151,10 @@ class Site:
             op or self.op, tuple(operands), kept_constants | constants, detail, precision
         )
 
+    def behind(self, function: Op, *, detail: str = "") -> Instead:
+        """A function of what the op comes out as, which need not be computed again."""
+        return Instead(function, (self.call.output,), {}, detail)
+
 
 #: Makes the mistake at a site, in every way in which it may have been made there; nothing where it
 #: cannot have been made.

@@ -89,11 +89,11 @@ def _cap_added(site: Site) -> Iterator[Instead]:
     for cap in _CAPS:
         if _explains(site, ops.softcap(_few(expected), cap=cap)):
 
-            def capped(*inputs: Array, cap: float) -> Array:
-                made: Array = ops.softcap(ops.linear(*inputs), cap=cap)
+            def capped(logits: Array, cap: float = cap) -> Array:
+                made: Array = ops.softcap(logits, cap=cap)
                 return made
 
-            yield site.instead(op=capped, cap=cap, detail=f"cap {cap:.6g}")
+            yield site.behind(capped, detail=f"cap {cap:.6g}")
 
 
 def _few(logits: Array) -> Array:
@@ -142,11 +142,7 @@ def _scale_other(site: Site) -> Iterator[Instead]:
     elif _is_matrix(site):
         factor = float(np.sum(found * expected) / np.sum(expected * expected))
 
-        def scaled(*inputs: Array) -> Array:
-            made: Array = ops.linear(*inputs) * factor
-            return made
-
-        yield site.instead(op=scaled, detail=words)
+        yield site.behind(lambda logits: logits * factor, detail=words)
 
 
 def _log_softmax(x: Array) -> Array:
@@ -167,19 +163,9 @@ def _probabilities(site: Site) -> Iterator[Instead]:
     shift = expected[..., :4, :_SOME] - _few(found)
     near = 1e-2 if site.dtype == "float32" else 5e-2
     if np.ptp(shift, axis=-1).max() < near * max(1.0, float(np.abs(expected).max())):
-        yield site.instead(op=_behind(site, _log_softmax), detail="their logarithms")
+        yield site.behind(_log_softmax, detail="their logarithms")
     elif float(found.min()) >= 0 and float(found.max()) <= 1:
-        yield site.instead(op=_behind(site, _softmax))
-
-
-def _behind(site: Site, function: Any) -> Any:
-    """The op with a function of its result."""
-
-    def op(*inputs: Array, **constants: Any) -> Array:
-        made: Array = function(site.op(*inputs, **constants))
-        return made
-
-    return op
+        yield site.behind(_softmax)
 
 
 def _shifted(site: Site) -> Iterator[Instead]:

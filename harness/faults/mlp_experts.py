@@ -126,11 +126,7 @@ def _scaled(site: Site) -> Iterator[Instead]:
 
 def _probabilities(site: Site) -> Iterator[Instead]:
     if site.op is ops.linear:
-
-        def probabilities(*inputs: Array) -> Array:
-            return _softmax(ops.linear(*inputs))
-
-        yield site.instead(op=probabilities)
+        yield site.behind(_softmax)
 
 
 def _is_mixture(site: Site) -> bool:

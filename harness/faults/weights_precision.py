@@ -133,7 +133,7 @@ def _quantised(site: Site) -> Iterator[Instead]:
     if linear is None or not _noisy(linear):
         return
     rows = linear.weight[linear.channels].astype(np.float32)
-    largest = float(site.call.input(1).magnitude.max())
+    largest = max(float(linear.weight.max()), -float(linear.weight.min()))
     for name, keep in _formats(linear.weight.shape[1]):
         if linear.plausible(linear.held(keep(rows, largest).astype(np.float64))):
             whole = keep(linear.weight.astype(np.float32), largest).astype(np.float64)

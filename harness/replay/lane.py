@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compare import Start, difference, local_error, locate, weight_difference, worst_nonfinite
+from ..contract import UNIT_LIMIT
 from ..padding import Booleans, RealColumns
 from ..references_seam import step as seam
 from ..result import Comparison, Fit, LocalError, TapStatus, WeightDifference
@@ -91,12 +92,14 @@ class Outcome:
         call: Inputs, constants and float64 output of the op.
         found: What the candidate has, in float64; None if that was not compared.
         misshapen: What it has there in another shape.
+        bound: Rounding bound of the op in units of ``u``, where it does not replay.
     """
 
     comparison: Comparison
     call: Call
     found: Array | None
     misshapen: Array | None = None
+    bound: Array | None = None
 
 
 def take(candidate: Candidate, place: Place, tap: str) -> Array | LastPositions | TapStatus:
@@ -200,7 +203,7 @@ def examine(
     """
     held = differing_weights(candidate, weights) if place.chunk == 0 else ()
     found, status, note = taken.found, taken.status, taken.note
-    measured, local, axes = None, None, axes_of(tap)
+    measured, local, bound, axes = None, None, None, axes_of(tap)
     fits: tuple[Fit, ...] = ()
     if found is not None:
         given = covered(truth, found)
@@ -232,7 +235,8 @@ def examine(
         weights=held,
         fits=fits,
     )
-    return Outcome(comparison, call, found, taken.misshapen)
+    fails = local is not None and not local.units <= UNIT_LIMIT
+    return Outcome(comparison, call, found, taken.misshapen, bound if fails else None)
 
 
 def covered(truth: Array, found: Array) -> tuple[slice, ...]:

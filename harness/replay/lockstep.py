@@ -80,6 +80,7 @@ class Replayed:
         counted: Booleans of its shape, true where a value means something; None for everywhere.
         nearby: What it has in the same layer, by the kind of tap, and as ``input`` what the layer
             is given. Large values are not kept.
+        bound: Rounding bound of the op in units of ``u``, where it is known.
     """
 
     comparison: Comparison
@@ -87,6 +88,7 @@ class Replayed:
     found: Array
     counted: Booleans | None = None
     nearby: Mapping[str, Operand] = field(default_factory=dict)
+    bound: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,8 @@ class Lockstep:
                 counted = None
                 if outcome.found is not None:
                     counted = pending.place.counted(pending.tap, found.shape)
-                self._on_failure(Replayed(comparison, made, found, counted, nearby))
+                failure = Replayed(comparison, made, found, counted, nearby, outcome.bound)
+                self._on_failure(failure)
         self._record.pairs += [pair() for pair in pending.pairs]
         if pending.tap == "logits":
             seen = {o.comparison.candidate: o.found for o in outcomes if o.found is not None}
