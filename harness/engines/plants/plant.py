@@ -6,6 +6,8 @@ They share no code with :mod:`harness.faults`, so that a score is about two impl
 
 import copy
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -130,6 +132,23 @@ class Planting:
             renamed = copy.copy(module.config)
             renamed._attn_implementation_internal = name
             module.config = renamed
+
+    def rotation(self, apply: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        """Let ``apply(q, k, cos, sin, ...)`` rotate queries and keys of this layer.
+
+        Its forward is given globals of its own, so that no other model is touched.
+        """
+        module = self.attention_module()
+        forward: Any = inspect.unwrap(type(module).forward)
+        own = types.FunctionType(
+            forward.__code__,
+            {**forward.__globals__, "apply_rotary_pos_emb": apply},
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        own.__kwdefaults__ = forward.__kwdefaults__
+        module.forward = types.MethodType(own, module)
 
     def arguments(self, change: Callable[[dict[str, Any], Any], None]) -> None:
         """Let ``change(kwargs, cache)`` touch the arguments of every forward pass of the model.

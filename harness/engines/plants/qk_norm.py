@@ -1,8 +1,6 @@
 """Mistakes in the norms of queries and keys, in transformers models."""
 
-import types
 from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -53,22 +51,13 @@ def _after(at: Planting) -> None:
     module = at.attention_module()
     norms = module._modules.pop("q_norm"), module._modules.pop("k_norm")
     module.q_norm = module.k_norm = _same
-    forward: Any = unwrap(type(module).forward)
 
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         both = (turned(x, cos, sin) for x in (q, k))
         q, k = (_normed(x, norm, (-1,)) for x, norm in zip(both, norms, strict=True))
         return q, k
 
-    own = types.FunctionType(
-        forward.__code__,
-        {**forward.__globals__, "apply_rotary_pos_emb": apply},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
-    own.__kwdefaults__ = forward.__kwdefaults__
-    module.forward = types.MethodType(own, module)
+    at.rotation(apply)
 
 
 def _one_kv_head(config: Any, dtype: str) -> str:

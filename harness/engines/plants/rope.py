@@ -1,8 +1,6 @@
 """Mistakes in rotary embeddings, in transformers models."""
 
-import types
 from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -66,10 +64,7 @@ def tables(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Put:
 
 
 def rotation(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Put:
-    """A plant that rotates the queries and keys of one layer by ``rotate(x, cos, sin)``.
-
-    The layer's forward is given globals of its own, so that no other model is touched.
-    """
+    """A plant that rotates the queries and keys of one layer by ``rotate(x, cos, sin)``."""
 
     def put(at: Planting) -> None:
         once = _pairs_once(at.config)
@@ -79,17 +74,7 @@ def rotation(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Put:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
             return rotate(q, cos, sin), rotate(k, cos, sin)
 
-        module = at.attention_module()
-        forward: Any = unwrap(type(module).forward)
-        own = types.FunctionType(
-            forward.__code__,
-            {**forward.__globals__, "apply_rotary_pos_emb": apply},
-            forward.__name__,
-            forward.__defaults__,
-            forward.__closure__,
-        )
-        own.__kwdefaults__ = forward.__kwdefaults__
-        module.forward = types.MethodType(own, module)
+        at.rotation(apply)
 
     return put
 
