@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .attending import Put, own, updates
-from .plant import Plant, Planting, Tensor, only, replace_forward, rope_of
+from .plant import Plant, Planting, Tensor, one_kv_head, only, replace_forward, rope_of
 
 #: From the number of query heads and of kv heads to the kv head of each query head.
 Order = Callable[[int, int], Tensor]
@@ -17,12 +17,6 @@ def _grouped(config: Any) -> str:
     if kv == 1 or kv == config.num_attention_heads:
         return "kv heads are one, or as many as heads: each order of repeating is the same"
     return ""
-
-
-def _one_kv_head(config: Any, dtype: str) -> str:
-    """Why another order of kv heads changes nothing."""
-    kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return "there is one kv head" if kv == 1 else ""
 
 
 def _right(heads: int, kv_heads: int) -> Tensor:
@@ -46,7 +40,7 @@ def _gqa(fault: str, name: str, order: Order, which: str, **kwargs: Any) -> Plan
         put=_reading(order, which),
         first=first,
         fused="attn.context",
-        equivalent=_one_kv_head,
+        equivalent=one_kv_head,
         **kwargs,
     )
 
@@ -250,7 +244,7 @@ PLANTS = (
             put=_splitting(f"attn.{name}"),
             first=f"attn.{name}",
             reason=_not_fused,
-            equivalent=_one_kv_head if name in "kv" else lambda config, dtype: "",
+            equivalent=one_kv_head if name in "kv" else lambda config, dtype: "",
         )
         for name in "qkv"
     ),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .plant import Plant, Planting
+from .plant import Plant, Planting, float32_only
 
 Tensor = torch.Tensor
 Put = Callable[[Planting], None]
@@ -94,10 +94,6 @@ def _restarted(at: Planting) -> None:
         return made
 
     at.forward("pos_embed", forward)
-
-
-def _float32_only(config: Any, dtype: str) -> str:
-    return "" if dtype == "float32" else "the model is in half precision"
 
 
 def _one_rounding(config: Any, dtype: str) -> str:
@@ -211,6 +207,6 @@ PLANTS = (
         name="a table in float16",
         put=lambda at: at.parameter("embed", lambda held: held.half()),
         first="embed",
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
 )

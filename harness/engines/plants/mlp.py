@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .plant import Plant, Planting, replace_forward
+from .plant import Plant, Planting, float32_only, replace_forward
 from .weights import is_affine
 
 Tensor = torch.Tensor
@@ -99,10 +99,6 @@ def _half_gate(at: Planting) -> None:
     at.forward("mlp.act", lambda inner, x: inner(x.bfloat16().float()))
 
 
-def _float32_only(config: Any, dtype: str) -> str:
-    return "" if dtype == "float32" else "the model is in half precision"
-
-
 def _narrow_gelu(config: Any, dtype: str) -> str:
     """GELU by tanh and by erf differ by 5e-4."""
     if dtype == "float32" or "gelu" not in str(_name_of(config)):
@@ -148,7 +144,7 @@ PLANTS = (
         put=_half_gate,
         first="mlp.act",
         reason=dense,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="mlp-activation-low-precision",
@@ -156,7 +152,7 @@ PLANTS = (
         put=lambda at: at.forward("mlp.act", lambda inner, x: inner(x.half()).float()),
         first="mlp.act",
         reason=dense,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="mlp-activation-up",

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .plant import Plant, Planting, replace_forward
+from .plant import Plant, Planting, float32_only, replace_forward
 
 Tensor = torch.Tensor
 
@@ -178,10 +178,6 @@ def _gain_in_float32(at: Planting) -> None:
     replace_forward(module, forward)
 
 
-def _narrow(config: Any, dtype: str) -> str:
-    return "" if dtype == "float32" else "the model is in half precision"
-
-
 def _rms_only(config: Any) -> str:
     return "its norms are LayerNorm" if is_layer_norm(config) else ""
 
@@ -308,14 +304,14 @@ PLANTS = (
         put=_bfloat16,
         first="attn_norm",
         reason=lambda config: _rms_only(config) and "LayerNorm's kernel takes one dtype",
-        equivalent=_narrow,
+        equivalent=float32_only,
     ),
     Plant(
         fault="norm-low-precision",
         name="its input in float16",
         put=_half_input,
         first="mlp_norm",
-        equivalent=_narrow,
+        equivalent=float32_only,
     ),
     Plant(
         fault="norm-axis",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .norm import from_one
-from .plant import Plant, Planting, replace_forward
+from .plant import Plant, Planting, float32_only, replace_forward
 
 Tensor = torch.Tensor
 Put = Callable[[Planting], None]
@@ -111,10 +111,6 @@ def _no_multiplier(config: Any) -> str:
 def _is_multiplied_so(config: Any, dtype: str) -> str:
     own = getattr(config, "residual_multiplier", 1.0)
     return "the config multiplies by 0.7" if own == 0.7 else ""
-
-
-def _float32_only(config: Any, dtype: str) -> str:
-    return "" if dtype == "float32" else "the model is in half precision"
 
 
 PLANTS = (
@@ -245,6 +241,6 @@ PLANTS = (
         put=residual(lambda held: (held["stream"].bfloat16() + held["block"].bfloat16()).float()),
         first="resid_post",
         reason=lambda config: "" if _no_multiplier(config) else "the block is multiplied",
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
 )

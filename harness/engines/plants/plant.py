@@ -285,6 +285,17 @@ def only(*families: str, why: str = "") -> Callable[[Any], str]:
     return reason
 
 
+def float32_only(config: Any, dtype: str) -> str:
+    """Why rounding to a narrow dtype changes nothing in a model that is of one."""
+    return "" if dtype == "float32" else "the model is in half precision"
+
+
+def one_kv_head(config: Any, dtype: str) -> str:
+    """Why another order of kv heads changes nothing."""
+    kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return "there is one kv head" if kv == 1 else ""
+
+
 def rope_of(config: Any) -> Mapping[str, Any]:
     """Rope parameters of a config; of the full layers where each layer type has its own."""
     given = getattr(config, "rope_parameters", None) or {}

@@ -7,7 +7,7 @@ import torch
 
 from .attending import Put
 from .attention import turned
-from .plant import Plant, Planting, Tensor, replace_forward
+from .plant import Plant, Planting, Tensor, one_kv_head, replace_forward
 
 
 def _has_norms(config: Any) -> str:
@@ -60,10 +60,6 @@ def _after(at: Planting) -> None:
     at.rotation(apply)
 
 
-def _one_kv_head(config: Any, dtype: str) -> str:
-    return "there is one kv head" if config.num_key_value_heads == 1 else ""
-
-
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -86,7 +82,7 @@ PLANTS = (
         _plant(
             *("qk-norm-joint", f"of {what}", _joint(tap), tap),
             alike=("norm-axis",),
-            equivalent=_one_kv_head if what == "keys" else lambda config, dtype: "",
+            equivalent=one_kv_head if what == "keys" else lambda config, dtype: "",
         )
         for what, tap in _TAPS.items()
     ),

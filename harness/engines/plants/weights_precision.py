@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .plant import Plant, Planting
+from .plant import Plant, Planting, float32_only
 from .weights import OUT, is_affine, weight
 
 Tensor = torch.Tensor
@@ -120,10 +120,6 @@ def _in_blocks(config: Any) -> str:
     return f"{width} inputs are no multiple of 32" if width % 32 else ""
 
 
-def _float32_only(config: Any, dtype: str) -> str:
-    return "" if dtype == "float32" else "the model is in half precision"
-
-
 def _quantised(name: str, keep: Callable[[Tensor], Tensor], *, blocks: bool = False) -> Plant:
     return Plant(
         fault="weights-quantised",
@@ -154,14 +150,14 @@ PLANTS = (
         name="bfloat16",
         put=weight(OUT, _cast(torch.bfloat16)),
         first=OUT,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="weights-rounded",
         name="float16",
         put=weight(OUT, _cast(torch.float16)),
         first=OUT,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="weights-rounded",
@@ -174,20 +170,20 @@ PLANTS = (
         name="bfloat16",
         put=_product(torch.bfloat16),
         first=OUT,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="linear-low-precision",
         name="TF32",
         put=_tf32,
         first=OUT,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
     Plant(
         fault="linear-input-rounded",
         name="to float16",
         put=lambda at: at.forward(OUT, lambda inner, x: inner(x.half().to(x.dtype))),
         first=OUT,
-        equivalent=_float32_only,
+        equivalent=float32_only,
     ),
 )
