@@ -76,10 +76,11 @@ class Chunk:
 
     def _everywhere(self) -> NDArray[np.int64]:
         """[B, start + T] positions of all columns so far."""
+        first = self.cache.first
         if self.real is None:
-            return np.tile(np.arange(self.start + self.length), (self.batch, 1))
+            return np.tile(np.arange(self.start + self.length) + first, (self.batch, 1))
         before: NDArray[np.int64] = np.cumsum(self.real, axis=1) - 1
-        return np.maximum(before, 0, out=before)
+        return np.maximum(before, 0, out=before) + first
 
     def _first(self, window: int | None) -> int:
         """First column whose key is still held."""

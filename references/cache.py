@@ -1,5 +1,7 @@
 """A KV cache whose position is its length, so that the two cannot disagree."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,9 +19,12 @@ class KVCache:
 
     Args:
         layers: Number of decoder layers.
+        first: Position of the first token.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, *, first: int = 0) -> None:
+        self.first = first
+        self._windows: list[int | None] = [None] * layers
         self._keys: list[Handle | None] = [None] * layers
         self._values: list[Handle | None] = [None] * layers
         self._lengths = [0] * layers
@@ -105,4 +110,50 @@ class KVCache:
         values = step(f"{at}.values", ops.extend, self._values[layer], v, keep=keep)
         self._keys[layer], self._values[layer] = keys, values
         self._lengths[layer] += length
+        self._windows[layer] = window
         return keys, values
+
+    def crop(self, length: int) -> None:
+        """Forget all positions behind the first ``length``; for handles that are arrays.
+
+        Args:
+            length: From 1 to what the cache holds.
+
+        Raises:
+            CacheError: There are not so many, or a window has dropped keys that the next token
+                would read.
+        """
+        if not 1 <= length <= self.length:
+            raise CacheError(
+                "crop",
+                expected=f"a length of 1 to {self.length}, what the cache holds",
+                found=str(length),
+                advice="begin a new sequence with a new cache, or feed more tokens",
+            )
+        for layer, window in enumerate(self._windows):
+            dropped = self._lengths[layer] - self._keys[layer].shape[2]  # type: ignore[union-attr]
+            wanted = 0 if window is None else max(0, length - window + 1)
+            if dropped > wanted:
+                raise CacheError(
+                    "crop",
+                    expected=f"keys from position {wanted} on in layer {layer}",
+                    found=f"the first {dropped} dropped, beyond its window of {window}",
+                    advice="crop by less, or begin a new sequence",
+                )
+        for layer, held in enumerate(self._lengths):
+            stop = length - held
+            for kept in (self._keys, self._values) if stop else ():
+                kept[layer] = kept[layer][:, :, :stop]  # type: ignore[index]
+            self._lengths[layer] = length
+        if self._real is not None:
+            self._real = self._real[:, :length]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let row ``i`` go on from what row ``rows[i]`` was; for handles that are arrays."""
+        order = np.asarray(rows)
+        for layer in range(len(self._lengths)):
+            for kept in (self._keys, self._values):
+                kept[layer] = kept[layer][order]  # type: ignore[index]
+        if self._real is not None:
+            self._real = self._real[order]
+        self._batch = len(order)

@@ -50,7 +50,7 @@ class Model:
         self._weights = Weights(arrays)
 
     def prefill(
-        self, step: Step, token_ids: TokenIds, *, real: Real | None = None
+        self, step: Step, token_ids: TokenIds, *, real: Real | None = None, first: int = 0
     ) -> tuple[Handle, KVCache]:
         """Begin a new sequence: token ids [B, T] to logits [B, T, V] and the cache behind them.
 
@@ -58,8 +58,9 @@ class Model:
             step: Makes every intermediate.
             token_ids: [B, T] integers.
             real: [B, T], false at padding; None where there is none.
+            first: Position of the first token.
         """
-        cache = KVCache(self.config.layers)
+        cache = KVCache(self.config.layers, first=first)
         return self.extend(step, token_ids, cache, position=0, real=real), cache
 
     def extend(

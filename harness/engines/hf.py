@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from ..errors import EngineError, MissingPackageError, UsageError
 from ..padding import Padding
 from ..result import EngineInfo
 from .hf_attention import AttentionTap
+from .hf_caches import kinds, make_cache
 from .hf_hooks import ModuleTaps
+from .hf_inputs import COLUMNS, FORMS, Inputs, inputs_of
 from .hf_modules import MODULE_MAPS
 from .hf_parameters import stacked, unpacked
 from .protocol import Emit
+from .ways import ABILITIES, Way
 
 Array = NDArray[Any]
 TokenIds = NDArray[np.int64]
@@ -141,25 +144,71 @@ class HFEngine:
         }
         return EngineInfo(self.name, "transformers", self.dtype, detail)
 
+    @property
+    def abilities(self) -> frozenset[str]:
+        """All of them; kinds of caches go by what is installed."""
+        masks = {f"mask:{form}" for form in (*FORMS, COLUMNS)}
+        return frozenset(ABILITIES) | masks | {f"cache:{kind}" for kind in kinds()}
+
     @contextmanager
-    def open(self, *, cache: bool, padding: Padding | None = None) -> Iterator["HFSession"]:
+    def open(
+        self, *, cache: bool, padding: Padding | None = None, way: Way | None = None
+    ) -> Iterator["HFSession"]:
         """Begin a new sequence; the model is tapped until it is closed, then as before.
 
         Args:
             cache: Whether more than one feed will follow.
             padding: Where the batch has pads. The model is then given an ``attention_mask`` and
                 ``position_ids``, and without padding neither, as most callers do.
+            way: What else is not as usual; not with padding.
         """
         # Modules are looked up now, not when the engine was made: a caller may have replaced some.
         taps = ModuleTaps(self.model, self._map)
         attention = AttentionTap(taps.attention_layers, self._map)
+        threads = self._threads if way is None or way.threads is None else way.threads
+        kept = make_cache(self.model, way.cache if way else "") if cache else None
+        inputs = inputs_of(self.model, padding, way)
         with ExitStack() as stack:
-            stack.enter_context(_threads(self._threads))
+            stack.enter_context(_threads(threads))
             stack.enter_context(_evaluating(self.model))
             stack.enter_context(_rotary_state(self.model))
             stack.enter_context(taps.installed())
             stack.enter_context(attention.installed())
-            yield HFSession(self.model, taps, attention, cache=cache, padding=padding)
+            yield HFSession(self.model, taps, attention, cache=kept, inputs=inputs)
+
+    def generate(
+        self, token_ids: TokenIds, count: int, *, cache: bool, beams: int = 1
+    ) -> NDArray[np.int64]:
+        """Tokens [B, count] that ``generate`` puts behind token ids [B, T], without sampling."""
+        with torch.no_grad(), _evaluating(self.model), _rotary_state(self.model):
+            ids = torch.as_tensor(token_ids)
+            found = self.model.generate(  # type: ignore[operator]
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                num_beams=beams,
+                use_cache=cache,
+                pad_token_id=0,
+            )
+        new: NDArray[np.int64] = found[:, token_ids.shape[1] :].numpy()
+        return new
+
+    def hidden_states(self, token_ids: TokenIds) -> list[Array]:
+        """What ``output_hidden_states`` hands out: layers + 1 arrays [B, T, C]."""
+        with torch.no_grad(), _evaluating(self.model), _rotary_state(self.model):
+            ids = torch.as_tensor(token_ids)
+            out = self.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        return [to_numpy(state) for state in out.hidden_states]
+
+    def resaved(self, folder: Path) -> "HFEngine":
+        """``save_pretrained`` into an empty folder, and what is loaded from there."""
+        with _quiet():
+            self.model.save_pretrained(folder)  # type: ignore[operator]
+        return HFEngine.load(
+            folder, attention=self._attention, dtype=self.dtype, threads=self._threads
+        )
 
 
 class HFSession:
@@ -171,21 +220,22 @@ class HFSession:
         taps: ModuleTaps,
         attention: AttentionTap,
         *,
-        cache: bool,
-        padding: Padding | None = None,
+        cache: Any,
+        inputs: Inputs,
     ) -> None:
-        self._padding = padding
+        self._inputs = inputs
         self._fed = 0
         self._model = model
         self._taps = taps
         self._attention = attention
-        self._cache = None
-        if cache:
-            self._cache = transformers.DynamicCache(config=model.config)
-            attention.watch_cache(self._cache)
+        self._cache = cache
+        if cache is not None:
+            attention.watch_cache(cache)
 
-    def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
-        """Run the next tokens: [B, T] to logits [B, T, V]."""
+    def feed(
+        self, token_ids: TokenIds, emit: Emit | None = None, *, keep: int | None = None
+    ) -> Array:
+        """Run the next tokens: [B, T] to logits [B, T, V], or [B, keep, V] of the last ones."""
 
         def send(tap: str, tensor: torch.Tensor) -> None:
             if emit is not None:
@@ -196,7 +246,9 @@ class HFSession:
         if self._cache is not None:
             kwargs[cache_argument(self._model)] = self._cache
         device = next(self._model.parameters()).device
-        kwargs |= self._padding_arguments(token_ids.shape[1], device)
+        kwargs |= self._given(token_ids, device)
+        if keep is not None:
+            kwargs["logits_to_keep"] = keep
         try:
             with torch.no_grad():
                 ids = torch.as_tensor(token_ids, device=device)
@@ -207,22 +259,33 @@ class HFSession:
             emit("logits", logits)
         return logits
 
-    def _padding_arguments(self, length: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """What tells the model of pads: a mask over all columns, and positions of the new ones."""
+    def crop(self, length: int) -> None:
+        """Forget all columns behind the first ``length``."""
+        self._cache.crop(length)
+        self._fed = length
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let row ``i`` of the batch go on from what row ``rows[i]`` was."""
+        self._cache.reorder_cache(torch.as_tensor(list(rows)))
+
+    def _given(self, token_ids: TokenIds, device: torch.device) -> dict[str, Any]:
+        """Arguments besides token ids, as tensors."""
+        batch, length = token_ids.shape
         start, self._fed = self._fed, self._fed + length
-        if self._padding is None:
-            return {}
-        real, positions = self._padding.real(0, self._fed), self._padding.positions
-        return {
-            "attention_mask": torch.as_tensor(real.astype(np.int64), device=device),
-            "position_ids": torch.as_tensor(positions(start, self._fed), device=device),
-        }
+        given = self._inputs.arguments(start, self._fed, batch=batch)
+        return {name: _as_tensors(value, device) for name, value in given.items()}
 
     def _tap_into(
         self, send: Callable[[str, torch.Tensor], None] | None, *, batch: int = 1
     ) -> None:
         self._taps.begin(send, batch=batch)
         self._attention.emit = send
+
+
+def _as_tensors(given: Any, device: torch.device) -> Any:
+    if isinstance(given, dict):
+        return {key: _as_tensors(value, device) for key, value in given.items()}
+    return torch.as_tensor(given, device=device)
 
 
 def default_threads() -> int:

@@ -6,6 +6,7 @@ size: a model in which half of the mistakes change nothing proves nothing.
 """
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,23 @@ def save_random(path: Path, family: str, seed: int) -> None:
         seed: Everything follows from it.
     """
     draw = random.Random(f"{family} {seed}")
-    config = transformers.CONFIG_MAPPING[family](**draw_config(family, draw))
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
+    config = draw_config(family, draw)
+    save_model(path, family, config, draw.randrange(1 << 30))
+
+
+def save_model(path: Path, family: str, config: Mapping[str, Any], seed: int) -> None:
+    """Write a model directory with random weights.
+
+    Args:
+        path: Folder, made if it is not there.
+        family: One of :func:`families`.
+        config: Arguments of its config, as :func:`draw_config` makes them.
+        seed: The weights follow from it.
+    """
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.CONFIG_MAPPING[family](**config)
+    )
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(name, parameter, generator)

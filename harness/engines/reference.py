@@ -1,11 +1,12 @@
 """The independent reference as an engine of its own, in float32 or half precision."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
 from ..padding import Padding
@@ -13,7 +14,9 @@ from ..references_seam import cache as caches
 from ..references_seam import model as models
 from ..references_seam import step as seam
 from ..result import EngineInfo
+from ..subject import refusals_as_errors
 from .protocol import Emit
+from .ways import Way
 
 Array = NDArray[Any]
 TokenIds = NDArray[np.int64]
@@ -59,25 +62,42 @@ class ReferenceEngine:
         detail = {"library": "numpy", "numpy": np.__version__}
         return EngineInfo(self.name, "reference", self.dtype, detail)
 
+    #: It goes its own way from tokens to logits, and makes its own masks.
+    abilities = frozenset({"crop", "first", "keep", "reorder", "threads"})
+
     @contextmanager
-    def open(self, *, cache: bool, padding: Padding | None = None) -> Iterator["ReferenceSession"]:
+    def open(
+        self, *, cache: bool, padding: Padding | None = None, way: Way | None = None
+    ) -> Iterator["ReferenceSession"]:
         """Begin a new sequence."""
-        yield ReferenceSession(self._model, np.dtype(NUMPY_DTYPES[self.dtype]), padding)
+        way = way or Way()
+        dtype = np.dtype(NUMPY_DTYPES[self.dtype])
+        # None leaves the number of threads alone.
+        with threadpool_limits(way.threads, user_api="blas"):
+            yield ReferenceSession(self._model, dtype, padding, first=way.first)
 
 
 class ReferenceSession:
     """One sequence in the reference. It always has a cache; its length is the position."""
 
     def __init__(
-        self, model: models.Model, dtype: np.dtype[Any], padding: Padding | None = None
+        self,
+        model: models.Model,
+        dtype: np.dtype[Any],
+        padding: Padding | None = None,
+        *,
+        first: int = 0,
     ) -> None:
+        self._first = first
         self._model = model
         self._dtype = dtype
         self._padding = padding
         self._cache: caches.KVCache | None = None
 
-    def feed(self, token_ids: TokenIds, emit: Emit | None = None) -> Array:
-        """Run the next tokens: [B, T] to logits [B, T, V]."""
+    def feed(
+        self, token_ids: TokenIds, emit: Emit | None = None, *, keep: int | None = None
+    ) -> Array:
+        """Run the next tokens: [B, T] to logits [B, T, V], or [B, keep, V] of the last ones."""
         step: seam.Step = seam.Compute(self._lift, self._dtype)
         if emit is not None:
             step = _Emitting(step, emit)
@@ -86,10 +106,21 @@ class ReferenceSession:
         if self._padding is not None:
             real = self._padding.real(start, start + token_ids.shape[1])
         if self._cache is None:
-            logits, self._cache = self._model.prefill(step, token_ids, real=real)
+            logits, self._cache = self._model.prefill(step, token_ids, real=real, first=self._first)
         else:
             logits = self._model.extend(step, token_ids, self._cache, position=start, real=real)
-        return np.asarray(logits)
+        return np.asarray(logits)[:, -keep:] if keep else np.asarray(logits)
+
+    def crop(self, length: int) -> None:
+        """Forget all columns behind the first ``length``."""
+        if self._cache is not None:
+            with refusals_as_errors():
+                self._cache.crop(length)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let row ``i`` of the batch go on from what row ``rows[i]`` was."""
+        if self._cache is not None:
+            self._cache.reorder(rows)
 
     def _lift(self, weight: seam.Weight) -> Array:
         return np.asarray(weight.array, dtype=self._dtype)
