@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RunResult,
         Verdict,
         check,
+        check_law,
         run_case,
     )
 
@@ -36,6 +37,7 @@ __all__ = [
     "RunResult",
     "Verdict",
     "check",
+    "check_law",
     "run_case",
 ]
 

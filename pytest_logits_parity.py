@@ -14,9 +14,9 @@ import pytest
 import logits_parity
 
 if TYPE_CHECKING:
-    from harness.pytest_plugin import cases, fixture, names, outcome, summary
+    from harness.pytest_plugin import cases, fixture, laws, names, outcome, summary
 else:
-    from logits_parity.harness.pytest_plugin import cases, fixture, names, outcome, summary
+    from logits_parity.harness.pytest_plugin import cases, fixture, laws, names, outcome, summary
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -59,6 +59,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         "--parity-dtype",
         metavar="DTYPE",
         help="run case files in float32, bfloat16 or float16 instead of theirs",
+    )
+    group.addoption(
+        "--parity-laws",
+        choices=("ci", "nightly"),
+        default="ci",
+        help="how long laws are searched for a break: ci (default), a few examples of a small pool"
+        " of models, always the same; nightly, many of any model, kept where they break a law",
     )
     parser.addini("parity_report_dir", "folder for reports", default="reports")
     parser.addini(
@@ -105,6 +112,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "parity: compares implementations of a language model op by op; every case file has it"
         ' (select with -m parity, leave out with -m "not parity")',
     )
+    config.addinivalue_line(
+        "markers",
+        f"{laws.MARKER}(group): runs the test for each law of a group (all of them without one),"
+        " engine and family; see the parity_law fixture",
+    )
     for key, known in (("parity_reports", outcome.REPORTS), ("parity_missing", ("fail", "skip"))):
         found = outcome.setting(config, key)
         if found not in known:
@@ -118,6 +130,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if file_path.suffix == ".toml" and cases.is_case_file(file_path):
         return cases.CaseFile.from_parent(parent, path=file_path)
     return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a function that is marked with a group of laws for each law, engine and family."""
+    laws.generate(metafunc)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -139,3 +156,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def parity(request: pytest.FixtureRequest) -> fixture.Parity:
     """Compare a model with its checkpoint: parity.assert_parity(model, checkpoint=..., ...)."""
     return fixture.Parity(request.node)
+
+
+@pytest.fixture
+def parity_law(request: pytest.FixtureRequest) -> laws.LawCase:
+    """One law with one engine and family: parity_law.check(); see the parity_laws marker."""
+    return laws.LawCase(request.node, request.param)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .engines.hf import HFEngine
     from .engines.reference import ReferenceEngine
     from .errors import ParityError
+    from .laws.again import check_law
     from .pipeline import run_case
     from .result import RunResult, Verdict
 
@@ -23,6 +24,7 @@ _HOMES = {
     "RunResult": ".result",
     "Verdict": ".result",
     "check": ".checking",
+    "check_law": ".laws.again",
     "run_case": ".pipeline",
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "RunResult",
     "Verdict",
     "check",
+    "check_law",
     "run_case",
 ]
 

@@ -28,7 +28,12 @@ def families() -> tuple[str, ...]:
 
 def attentions(config: Any) -> tuple[str, ...]:
     """Attention implementations that a model of a config runs with."""
-    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return attentions_of(config.model_type)
+
+
+def attentions_of(family: str) -> tuple[str, ...]:
+    """Attention implementations that models of a family run with."""
+    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[family]]
     return ("eager", "sdpa") if getattr(model, "_supports_sdpa", True) else ("eager",)
 
 

@@ -1,7 +1,7 @@
 """The independent reference as an engine of its own, in float32 or half precision."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,8 @@ class ReferenceEngine:
         """Begin a new sequence."""
         way = way or Way()
         dtype = np.dtype(NUMPY_DTYPES[self.dtype])
-        # None leaves the number of threads alone.
-        with threadpool_limits(way.threads, user_api="blas"):
+        # Looking for libraries of threads reads files, so that it is left where nobody asks.
+        with threadpool_limits(way.threads, user_api="blas") if way.threads else nullcontext():
             yield ReferenceSession(self._model, dtype, padding, first=way.first)
 
 

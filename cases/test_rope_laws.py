@@ -1,0 +1,10 @@
+"""Laws of rotary position embedding; harness/laws/rope.py has what each of them says."""
+
+import pytest
+
+from harness.pytest_plugin.laws import LawCase
+
+
+@pytest.mark.parity_laws("rope")
+def test_law(parity_law: LawCase) -> None:
+    parity_law.check()

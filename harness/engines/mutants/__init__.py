@@ -1,0 +1,1 @@
+"""Engines that break a law on purpose: what shows that a law can fail."""

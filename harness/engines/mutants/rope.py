@@ -1,0 +1,5 @@
+"""Mutants that break laws of group rope."""
+
+from .mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()

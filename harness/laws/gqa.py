@@ -1,0 +1,5 @@
+"""Laws of group gqa."""
+
+from .law import Law
+
+LAWS: tuple[Law, ...] = ()

@@ -1,0 +1,5 @@
+"""Laws of group mask."""
+
+from .law import Law
+
+LAWS: tuple[Law, ...] = ()

@@ -1,0 +1,5 @@
+"""Laws of group output."""
+
+from .law import Law
+
+LAWS: tuple[Law, ...] = ()

@@ -1,0 +1,5 @@
+"""Laws of group rope."""
+
+from .law import Law
+
+LAWS: tuple[Law, ...] = ()

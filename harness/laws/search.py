@@ -1,0 +1,149 @@
+"""Search for an example that breaks a law, and shrink it."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+
+from .examples import examples
+from .law import Law, LawBroken, try_law
+from .ledger import breaks_known
+from .models import Model, Shelf, drawn, pool, sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How long to search.
+
+    Attributes:
+        examples: Number of examples of each law, engine and family.
+        random: Whether models are drawn, and examples differ from run to run; otherwise models
+            are of a small pool and examples always the same.
+        database: Folder in which examples are kept that broke a law, None for none.
+    """
+
+    examples: int
+    random: bool
+    database: Path | None = None
+
+
+#: Short enough for every change, and one for a night.
+PROFILES = {"ci": Profile(5, random=False), "nightly": Profile(150, random=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The smallest example found on which an engine does not obey a law.
+
+    Attributes:
+        error: How.
+        model: The model.
+        arguments: Of the check.
+    """
+
+    error: LawBroken
+    model: Model
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search came to.
+
+    Attributes:
+        tried: Number of examples that the law applied to.
+        worst: Largest difference met on the way, in parts of what is allowed.
+        broken: None if the law holds on all of them.
+    """
+
+    tried: int
+    worst: float
+    broken: Broken | None
+
+
+def models_of(family: str, folder: str, profile: Profile) -> st.SearchStrategy[Model]:
+    """Models that a search draws from: those of a family, or one checkpoint."""
+    if folder:
+        return st.just(Model(folder=folder))
+    if profile.random:
+        return drawn(family)
+    return st.sampled_from(pool(family))
+
+
+def plainest(law: Law, family: str, folder: str) -> Model | None:
+    """The first model of a short search that a law applies to, None if there is none."""
+    known = [Model(folder=folder)] if folder else pool(family)
+    return next((model for model in known if not law.applies(sizes_of(model))), None)
+
+
+def search(
+    law: Law,
+    shelf: Shelf,
+    models: st.SearchStrategy[Model],
+    profile: Profile,
+    *,
+    engine: str,
+    key: str = "",
+    shrink: bool = True,
+) -> Outcome:
+    """Try a law on examples.
+
+    Args:
+        law: The law.
+        shelf: Has the engine.
+        models: Models to draw from.
+        profile: How long.
+        engine: Name of the engine, for breaks that are known: models that have one are left out.
+        key: Name of the folder of kept examples of this search.
+        shrink: Whether to look for the smallest example that breaks it.
+
+    Returns:
+        What it came to; never zero examples and no break.
+
+    Raises:
+        LawBroken: Never; it becomes part of the outcome.
+        Unsatisfiable: hypothesis found no example at all that the law applies to.
+    """
+    tried, worst, last = 0, 0.0, None
+    healthy = models.filter(lambda model: not breaks_known(law.id, engine, model))
+
+    def check(example: tuple[Model, dict[str, Any]]) -> None:
+        nonlocal tried, worst, last
+        model, arguments = example
+        candidate = shelf.candidate(model)
+        candidate.worst = 0.0
+        try:
+            try_law(law, candidate, arguments)
+        except LawBroken as error:
+            last = Broken(error, model, arguments)
+            raise
+        tried, worst = tried + 1, max(worst, candidate.worst)
+
+    given = hypothesis.given(examples(law, healthy))(check)
+    run = _settings(profile, key, shrink=shrink)(given)
+    with contextlib.suppress(LawBroken):
+        run()
+        last = None
+    return Outcome(tried, worst, last)
+
+
+def _settings(profile: Profile, key: str, *, shrink: bool) -> hypothesis.settings:
+    database: ExampleDatabase | None = None
+    if profile.database is not None:
+        database = DirectoryBasedExampleDatabase(profile.database / key)
+    return hypothesis.settings(
+        max_examples=profile.examples,
+        derandomize=not profile.random,
+        database=database,
+        deadline=None,
+        phases=[
+            phase for phase in hypothesis.Phase if shrink or phase is not hypothesis.Phase.shrink
+        ],
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
