@@ -39,13 +39,17 @@ def _recovered(site: Site) -> Array | None:
     rows = found.astype(np.float64)
     if len(site.call.inputs) > 2:
         rows = rows / float(site.value(2))
+    rows = rows.reshape(-1, rows.shape[-1])
+    # One element tells most rows apart; the few that are left are compared whole.
+    element = int(np.abs(rows).sum(axis=0).argmax())
+    order = np.argsort(table[:, element])
+    values, wanted = table[order, element], rows[:, element]
+    slack = 4 * site.call.precision.unit_roundoff * np.abs(wanted)
+    lows = np.searchsorted(values, wanted - slack, side="left")
+    highs = np.searchsorted(values, wanted + slack, side="right")
     ids = []
-    slack = 4 * site.call.precision.unit_roundoff
-    for row in rows.reshape(-1, rows.shape[-1]):
-        # One element tells most rows apart; the few that are left are compared whole.
-        element = int(np.abs(row).argmax())
-        value = float(row[element])
-        like = np.flatnonzero(np.abs(table[:, element] - value) <= slack * abs(value))
+    for row, low, high in zip(rows, lows, highs, strict=True):
+        like = order[low:high]
         if not len(like):
             return None
         ids.append(like[np.argmin(np.sum((table[like] - row) ** 2, axis=1))])
