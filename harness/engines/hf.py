@@ -148,7 +148,8 @@ class HFEngine:
     def abilities(self) -> frozenset[str]:
         """All of them; kinds of caches go by what is installed."""
         masks = {f"mask:{form}" for form in (*FORMS, COLUMNS)}
-        return frozenset(ABILITIES) | masks | {f"cache:{kind}" for kind in kinds()}
+        dtypes = {f"dtype:{dtype}" for dtype in _DTYPES}
+        return frozenset(ABILITIES) | masks | dtypes | {f"cache:{kind}" for kind in kinds()}
 
     @contextmanager
     def open(
@@ -160,7 +161,7 @@ class HFEngine:
             cache: Whether more than one feed will follow.
             padding: Where the batch has pads. The model is then given an ``attention_mask`` and
                 ``position_ids``, and without padding neither, as most callers do.
-            way: What else is not as usual; not with padding.
+            way: What else is not as usual; with padding, blank columns alone.
         """
         # Modules are looked up now, not when the engine was made: a caller may have replaced some.
         taps = ModuleTaps(self.model, self._map)
@@ -209,6 +210,10 @@ class HFEngine:
         return HFEngine.load(
             folder, attention=self._attention, dtype=self.dtype, threads=self._threads
         )
+
+    def in_dtype(self, dtype: str, folder: Path) -> "HFEngine":
+        """Load a checkpoint with the same attention implementation in another dtype."""
+        return HFEngine.load(folder, attention=self._attention, dtype=dtype, threads=self._threads)
 
 
 class HFSession:

@@ -29,16 +29,23 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A mask over all columns so far, and positions of the new ones."""
+    """A mask over all columns so far, and positions of the new ones.
 
-    padding: Padding
+    Attributes:
+        padding: Where the batch has pads behind the blank columns, None for nowhere.
+        blank: Number of columns in front in which every row has a pad.
+    """
+
+    padding: Padding | None
+    blank: int = 0
 
     def arguments(self, start: int, stop: int, *, batch: int) -> dict[str, Any]:
         """``attention_mask`` [B, stop] and ``position_ids`` [B, stop - start]."""
-        return {
-            "attention_mask": self.padding.real(0, stop).astype(np.int64),
-            "position_ids": self.padding.positions(start, stop),
-        }
+        real = np.arange(stop) >= np.full((batch, 1), self.blank)
+        if self.padding is not None and stop > self.blank:
+            real[:, self.blank :] = self.padding.real(0, stop - self.blank)
+        positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+        return {"attention_mask": real.astype(np.int64), "position_ids": positions[:, start:]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +123,9 @@ class Masked:
 
 def inputs_of(model: Any, padding: Padding | None, way: Way | None) -> Inputs:
     """What a sequence's forward passes are given."""
-    if padding is not None:
-        return Padded(padding)
+    blank = 0 if way is None else way.blank
+    if padding is not None or blank:
+        return Padded(padding, blank)
     if way is None:
         return Plain()
     if way.mask:

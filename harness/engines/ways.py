@@ -21,6 +21,7 @@ from .protocol import Array, Emit, Engine, Session, TokenIds, takes_padding
 #: What an engine may say that it can, each with what it means.
 ABILITIES = {
     "beams": "generate(token_ids, count, cache, beams): greedy or beam search of its own",
+    "blank": "Way.blank: columns in front that hold a token of no row",
     "crop": "Session.crop(length): go back to the first columns of a sequence",
     "first": "Way.first: positions begin at another number than 0",
     "hidden_states": "hidden_states(token_ids): what a caller is given besides logits",
@@ -34,6 +35,7 @@ ABILITIES = {
 #: Prefixes of abilities that come in kinds: ``cache:static``, ``mask:boolean``.
 KINDS = {
     "cache": "Way.cache: a kind of KV cache other than the usual one",
+    "dtype": "in_dtype(dtype, folder): load a checkpoint in another dtype",
     "mask": "Way.mask: a form in which the causal mask is handed over",
 }
 
@@ -50,6 +52,8 @@ class Way:
         lengths: Lengths of the sequences that lie one behind the other in each row, empty for one
             sequence a row. None sees another, and positions begin anew.
         threads: Number of threads, None for the usual one.
+        blank: Number of columns in front of the prompt in which every row has a pad. They are fed
+            like others, in front of those of ``padding`` where there is some.
     """
 
     first: int = 0
@@ -57,6 +61,7 @@ class Way:
     cache: str = ""
     lengths: tuple[int, ...] = ()
     threads: int | None = None
+    blank: int = 0
 
     @property
     def needs(self) -> frozenset[str]:
@@ -69,6 +74,7 @@ class Way:
                 (f"cache:{self.cache}", self.cache),
                 ("packed", self.lengths),
                 ("threads", self.threads),
+                ("blank", self.blank),
             )
             if wanted
         )
@@ -118,6 +124,10 @@ class AbleEngine(Engine, Protocol):
 
     def resaved(self, folder: Path) -> "AbleEngine":
         """Write the model into an empty folder and load it from there."""
+        ...
+
+    def in_dtype(self, dtype: str, folder: Path) -> "AbleEngine":
+        """Load a checkpoint as this engine would, in another dtype."""
         ...
 
 

@@ -156,6 +156,16 @@ class Candidate:
         # The folder goes with the candidate that lives in it.
         return Candidate(Path(kept.name), self.make, _kept=[kept])
 
+    def resaved(self) -> "Candidate":
+        """The engine over what it writes of its model."""
+        kept = tempfile.TemporaryDirectory(prefix="parity-law-")
+        engine = self.able.resaved(Path(kept.name))
+        return Candidate(Path(kept.name), lambda folder: engine, _kept=[kept])
+
+    def in_dtype(self, dtype: str) -> "Candidate":
+        """The engine over the same checkpoint in another dtype."""
+        return Candidate(self.folder, lambda folder: self.able.in_dtype(dtype, folder))
+
     # Judging
 
     def same(

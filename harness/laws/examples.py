@@ -42,6 +42,25 @@ def batch(
     )
 
 
+def ragged(
+    sizes: Sizes, low: int, high: int, *, rows: tuple[int, int] = (2, 3)
+) -> st.SearchStrategy[list[list[int]]]:
+    """Rows of token ids, not all of one length."""
+    most = min(high, sizes.longest)
+    lengths = st.lists(st.integers(low, most), min_size=rows[0], max_size=rows[1])
+    ids = st.integers(0, sizes.vocab - 1)
+    return lengths.filter(lambda found: len(set(found)) > 1).flatmap(
+        lambda found: st.tuples(
+            *(st.lists(ids, min_size=length, max_size=length) for length in found)
+        ).map(list)
+    )
+
+
+def passes(length: int) -> st.SearchStrategy[list[int] | None]:
+    """How a sequence is fed: in one go without a cache, or in pieces over one."""
+    return st.one_of(st.none(), cuts(length))
+
+
 def cuts(length: int) -> st.SearchStrategy[list[int]]:
     """Numbers of tokens that add up to a length: how a sequence is fed in pieces."""
     where = st.lists(st.booleans(), min_size=length - 1, max_size=length - 1)

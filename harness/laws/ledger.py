@@ -44,6 +44,7 @@ class Break:
 #: Abilities that our own engines lack, with the reason.
 LACKS = {
     ("reference", "beams"): "it has no search of its own; greedy tokens come from the harness",
+    ("reference", "blank"): "it has no columns without a token",
     ("reference", "hidden_states"): "it has taps in their place",
     ("reference", "packed"): "it runs one sequence a row",
     ("reference", "resave"): "it writes no checkpoints",
@@ -51,6 +52,8 @@ LACKS = {
     ("reference", "mask:additive-inf"): "it makes its own masks",
     ("reference", "mask:boolean"): "it makes its own masks",
     ("reference", "mask:columns"): "it makes its own masks",
+    ("reference", "dtype:bfloat16"): "NumPy computes in float32 and float64",
+    ("reference", "dtype:float16"): "NumPy computes in float32 and float64",
     ("reference", "cache:static"): "it has one kind of cache",
     ("reference", "cache:quantised"): "it has one kind of cache",
     ("reference", "cache:unwindowed"): "it has one kind of cache",
