@@ -23,6 +23,7 @@ class Break:
         law: Id of the law.
         engines: Names of engines that break it.
         when: Whether a model is one of those with which it is broken, by family and config.
+        given: Whether it is broken with such a model and these arguments; with all if not said.
         model: The smallest one.
         arguments: Of the check that breaks on it.
         says: What goes wrong, and why.
@@ -34,6 +35,7 @@ class Break:
     law: str
     engines: tuple[str, ...]
     when: Callable[[Model], bool]
+    given: Callable[[Model, Mapping[str, Any]], bool] = lambda model, arguments: True
     model: Model
     arguments: Mapping[str, Any] = field(default_factory=dict)
     says: str
@@ -78,8 +80,12 @@ def lacking(law: Law, engine: str, candidate: Candidate) -> str:
     return "; ".join(lacks)
 
 
-def breaks_known(law: str, engine: str, model: Model) -> bool:
-    """Whether it is known that an engine breaks a law with a model."""
+def breaks_known(law: str, engine: str, model: Model, arguments: Mapping[str, Any]) -> bool:
+    """Whether it is known that an engine breaks a law on an example."""
     return any(
-        entry.law == law and engine in entry.engines and entry.when(model) for entry in BREAKS
+        entry.law == law
+        and engine in entry.engines
+        and entry.when(model)
+        and entry.given(model, arguments)
+        for entry in BREAKS
     )

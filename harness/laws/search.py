@@ -97,7 +97,7 @@ def search(
         shelf: Has the engine.
         models: Models to draw from.
         profile: How long.
-        engine: Name of the engine, for breaks that are known: models that have one are left out.
+        engine: Name of the engine, for breaks that are known: such examples are left out.
         key: Name of the folder of kept examples of this search.
         shrink: Whether to look for the smallest example that breaks it.
 
@@ -109,7 +109,9 @@ def search(
         Unsatisfiable: hypothesis found no example at all that the law applies to.
     """
     tried, worst, last = 0, 0.0, None
-    healthy = models.filter(lambda model: not breaks_known(law.id, engine, model))
+    healthy = examples(law, models).filter(
+        lambda example: not breaks_known(law.id, engine, *example)
+    )
 
     def check(example: tuple[Model, dict[str, Any]]) -> None:
         nonlocal tried, worst, last
@@ -123,7 +125,7 @@ def search(
             raise
         tried, worst = tried + 1, max(worst, candidate.worst)
 
-    given = hypothesis.given(examples(law, healthy))(check)
+    given = hypothesis.given(healthy)(check)
     run = _settings(profile, key, shrink=shrink)(given)
     with contextlib.suppress(LawBroken):
         run()
