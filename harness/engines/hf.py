@@ -149,7 +149,8 @@ class HFEngine:
         """All of them; kinds of caches go by what is installed."""
         masks = {f"mask:{form}" for form in (*FORMS, COLUMNS)}
         dtypes = {f"dtype:{dtype}" for dtype in _DTYPES}
-        return frozenset(ABILITIES) | masks | dtypes | {f"cache:{kind}" for kind in kinds()}
+        caches = {f"cache:{kind}" for kind in kinds()}
+        return frozenset(ABILITIES) | masks | dtypes | caches | {"rope:longrope"}
 
     @contextmanager
     def open(
@@ -265,8 +266,21 @@ class HFSession:
         return logits
 
     def crop(self, length: int) -> None:
-        """Forget all columns behind the first ``length``."""
-        self._cache.crop(length)
+        """Forget all columns behind the first ``length``.
+
+        Raises:
+            EngineError: The cache says that it cannot.
+        """
+        if not getattr(self._cache, "is_croppable", True):
+            raise EngineError(
+                "crop",
+                expected="a cache that says it can be cropped",
+                found=f"{type(self._cache).__name__} with is_croppable false",
+                advice="begin a new sequence, or use another kind of cache",
+            )
+        # Counted from the end, which all releases take; there 0 is not nothing.
+        if length < self._fed:
+            self._cache.crop(length - self._fed)
         self._fed = length
 
     def reorder(self, rows: Sequence[int]) -> None:

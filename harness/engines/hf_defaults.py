@@ -1,5 +1,6 @@
 """What transformers takes for config keys that a checkpoint does not name."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -11,3 +12,14 @@ def default_config(model_type: str) -> dict[str, Any]:
         return {}
     defaults: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
     return defaults
+
+
+def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with all keys: those that follow from others too, as the size of a head does."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        return dict(config)
+    given = {key: value for key, value in config.items() if key != "model_type"}
+    return {**CONFIG_MAPPING[model_type](**given).to_dict(), **config}

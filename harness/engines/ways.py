@@ -37,6 +37,25 @@ KINDS = {
     "cache": "Way.cache: a kind of KV cache other than the usual one",
     "dtype": "in_dtype(dtype, folder): load a checkpoint in another dtype",
     "mask": "Way.mask: a form in which the causal mask is handed over",
+    "rope": "checkpoints of a type of rope scaling that not every engine takes",
+}
+
+
+#: A quantised cache has numbers of so many bits, one range for so many neighbouring channels of a
+#: position, and is rounded when so many columns have come; until then they are kept as they are.
+CACHE_BITS, CACHE_GROUP, CACHE_RECENT = 4, 8, 4
+
+#: Columns that a static cache has room for.
+CACHE_ROOM = 64
+
+#: Kinds of KV cache, each with what it is.
+CACHES = {
+    "unwindowed": "keeps all columns, of layers with windows too",
+    "recorded": "goes back to the columns before the last forward pass, over windows too",
+    "static": f"has room for {CACHE_ROOM} columns from the beginning",
+    "quantised": f"rounds to {CACHE_BITS} bits, by a range of each {CACHE_GROUP} neighbouring "
+    f"channels of a position, when {CACHE_RECENT} columns have come",
+    "float8": "rounds to 8-bit floats (e4m3), scaled by the largest of the first forward pass",
 }
 
 

@@ -67,9 +67,9 @@ class Candidate:
     def sizes(self) -> Sizes:
         """Sizes by the config."""
         raw = json.loads((self.folder / "config.json").read_text())
-        from ..engines.hf_defaults import default_config
+        from ..engines.hf_defaults import whole_config
 
-        return Sizes({**default_config(str(raw["model_type"])), **raw})
+        return Sizes(whole_config(raw))
 
     @cached_property
     def abilities(self) -> frozenset[str]:
@@ -216,6 +216,11 @@ class Candidate:
                 worst=worst,
             )
 
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the engine's dtype."""
+        return _UNIT[self.engine.dtype]
+
     def tolerance(self, expected: Floats) -> float:
         """How far two results of the engine may lie apart, normwise.
 
@@ -226,7 +231,7 @@ class Candidate:
         through. That is below the contract in float32, and says how much a narrower dtype may.
         """
         finite = np.abs(expected[np.isfinite(expected)])
-        rounding: float = 16 * _UNIT[self.engine.dtype] * self.sizes.layers**0.5
+        rounding: float = 16 * self.unit * self.sizes.layers**0.5
         return max(TOLERANCE, rounding) * max(1.0, float(finite.max(initial=0.0)))
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ LACKS = {
     ("reference", "hidden_states"): "it has taps in their place",
     ("reference", "packed"): "it runs one sequence a row",
     ("reference", "resave"): "it writes no checkpoints",
+    ("reference", "rope:longrope"): "it refuses configs of that type",
     ("reference", "mask:additive"): "it makes its own masks",
     ("reference", "mask:additive-inf"): "it makes its own masks",
     ("reference", "mask:boolean"): "it makes its own masks",

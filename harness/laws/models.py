@@ -140,15 +140,14 @@ class Shelf:
 
 def sizes_of(model: Model) -> Sizes:
     """Sizes of a model that may not be written yet."""
-    config = dict(model.config)
-    if model.folder:
-        config = json.loads((Path(model.folder) / "config.json").read_text())
-    family = model.family or str(config["model_type"])
-    return Sizes({**_defaults(family), **config, "model_type": family})
+    return _sizes_by(model.key)
 
 
-@functools.cache
-def _defaults(family: str) -> dict[str, Any]:
-    from ..engines.hf_defaults import default_config
+@functools.lru_cache(maxsize=4096)
+def _sizes_by(key: str) -> Sizes:
+    from ..engines.hf_defaults import whole_config
 
-    return default_config(family)
+    family, config, _, folder = json.loads(key)
+    if folder:
+        config = json.loads((Path(folder) / "config.json").read_text())
+    return Sizes(whole_config({**config, **({"model_type": family} if family else {})}))

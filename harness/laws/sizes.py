@@ -77,16 +77,38 @@ class Sizes:
 
     def rope(self, layer: int) -> Mapping[str, Any]:
         """Rope parameters of a layer: ``rope_type``, ``rope_theta`` and what the type takes."""
+        kind = self._kind(layer)
         given: Mapping[str, Any] = self.config.get("rope_parameters") or {}
-        own: Mapping[str, Any] = given.get(self._kind(layer), given)
-        return own
+        own = dict(given.get(kind, given))
+        # Flat keys are what configs had before transformers 5, and no default has them.
+        if kind == "sliding_attention" and kind in given:
+            flat: Mapping[str, Any] = {"rope_theta": self.config.get("rope_local_base_freq")}
+        else:
+            names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+            flat = {name: self.config.get(name) for name in names}
+            flat = {**flat, **(self.config.get("rope_scaling") or {})}
+        own |= {name: value for name, value in flat.items() if value is not None}
+        return {"rope_type": own.get("type", "default"), **own}
 
     @property
     def rope_types(self) -> frozenset[str]:
         """Types of scaling of all layers."""
-        return frozenset(
-            str(self.rope(layer).get("rope_type", "default")) for layer in range(self.layers)
-        )
+        return frozenset(str(self.rope(layer)["rope_type"]) for layer in range(self.layers))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether queries and keys are normalised before they are rotated."""
+        families = ("gemma3_text", "qwen3", "qwen3_moe")
+        return self.family in families or bool(self.config.get("qk_layernorm"))
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of queries and keys are multiplied with."""
+        if self.family == "granite":
+            return float(self.config["attention_multiplier"])
+        if self.family == "gemma3_text":
+            return float(float(self.config["query_pre_attn_scalar"]) ** -0.5)
+        return float(self.head_dim**-0.5)
 
     def _kind(self, layer: int) -> str:
         kinds: list[str] = self.config.get("layer_types") or []
