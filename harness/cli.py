@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .cli_faults import faults
+from .cli_laws import laws
 from .cli_trace import diff, trace
 from .console import console, progress, reported, show_paths, worst
 from .errors import UsageError
@@ -40,6 +41,7 @@ app.command()(trace)
 app.command()(diff)
 app.command()(seeds)
 app.add_typer(faults, name="faults")
+app.add_typer(laws, name="laws")
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class Stopwatch:
             command: What the user typed to run it, empty if it was no command.
         """
         return Environment(
-            versions=_versions(),
+            versions=versions(),
             threads=threads,
             seed=seed,
             platform=f"{platform.platform()}, Python {platform.python_version()}",
@@ -62,11 +62,12 @@ def side_by_side(threads: int | None) -> Iterator[Executor]:
         yield executor
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Versions of the packages that numbers may depend on."""
+    found = {}
     for package in _PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+            found[package] = "not installed"
+    return found

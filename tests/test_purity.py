@@ -44,6 +44,7 @@ EDGES = {
     "environment.py": "clock, platform, versions, cores",
     "laws/candidate.py": "writes altered checkpoints",
     "laws/checkpoint_edit.py": "writes altered checkpoints",
+    "laws/document.py": "writes the document of the laws",
     "laws/makers.py": "imports an engine that is named",
     "laws/models.py": "writes random models, drawn from a seed that is given",
     "locate.py": "finds models",

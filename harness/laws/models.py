@@ -5,13 +5,16 @@ import json
 import random
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from ..checkpoint import load_checkpoint
+from ..errors import UsageError
+from ..locate import locate
 from .candidate import Candidate, Make
 from .sizes import Sizes
 
@@ -75,6 +78,39 @@ def families() -> tuple[str, ...]:
     from ..engines import random_models
 
     return random_models.families()
+
+
+def chosen_families(names: Sequence[str]) -> tuple[str, ...]:
+    """Families by name, all of them if none is named.
+
+    Raises:
+        UsageError: One is not known.
+    """
+    known = families()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                "--family",
+                expected="one of " + ", ".join(known),
+                found=repr(name),
+                advice="give a model of another family with --model",
+            )
+    return tuple(names) or known
+
+
+def folder_of(model: str) -> str:
+    """HF directory of a checkpoint that is named in any way: empty for empty.
+
+    Args:
+        model: A directory, a GGUF file, a hub id or ``package:PKG/FILE``.
+
+    Raises:
+        CheckpointError: It cannot be found or read.
+    """
+    if not model:
+        return ""
+    source = locate(model) if model.startswith("package:") else model
+    return str(load_checkpoint(source).path.absolute())
 
 
 def fits(engine: str, model: Model) -> bool:
