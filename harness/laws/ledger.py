@@ -4,14 +4,19 @@ Every entry is strict: it carries an example that must still break the law, so t
 mends it is noticed, and whatever breaks without an entry fails.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..taps import declared
 from .candidate import Candidate
 from .law import Law
-from .models import Model
+from .models import Model, sizes_of
+
+
+def _whatever(model: Model, arguments: Mapping[str, Any]) -> bool:
+    """Any arguments."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class Break:
     law: str
     engines: tuple[str, ...]
     when: Callable[[Model], bool]
-    given: Callable[[Model, Mapping[str, Any]], bool] = lambda model, arguments: True
+    given: Callable[[Model, Mapping[str, Any]], bool] = _whatever
     model: Model
     arguments: Mapping[str, Any] = field(default_factory=dict)
     says: str
@@ -63,8 +68,60 @@ LACKS = {
 }
 
 
+#: Sizes that the models of the ledger share.
+_SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+
 #: All known breaks.
-BREAKS: tuple[Break, ...] = ()
+BREAKS: tuple[Break, ...] = (
+    Break(
+        name="eager-boolean-mask",
+        law="mask-form-boolean",
+        engines=("hf:eager",),
+        when=lambda model: True,
+        model=Model(family="llama", config={**_SIZES, **_ROPE}),
+        arguments={"rows": [[3, 4]], "chunks": None},
+        says="eager attention adds a mask of booleans to the scores as 0 and 1, so that nothing is "
+        "hidden and what should be hidden is only a little less likely; sdpa takes the same mask "
+        "for what it is, and there is no warning",
+        releases="transformers 5.24.0",
+        link="https://github.com/huggingface/transformers/pull/41443",
+    ),
+    Break(
+        name="gpt-oss-packed",
+        law="mask-packed",
+        engines=("hf:eager",),
+        when=lambda model: sizes_of(model).family == "gpt_oss",
+        model=Model(
+            family="gpt_oss",
+            config={
+                **_SIZES,
+                **_ROPE,
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                "sliding_window": 4,
+                "layer_types": ["full_attention"],
+                "tie_word_embeddings": False,
+            },
+        ),
+        arguments={"rows": [[[3, 4], [5]]]},
+        says="positions that begin anew separate sequences in other families; gpt_oss makes its "
+        "masks without looking at positions, so that a sequence sees those before it in its row",
+        releases="transformers 5.24.0",
+        link="https://github.com/huggingface/transformers/pull/39997",
+    ),
+)
 
 
 def lacking(law: Law, engine: str, candidate: Candidate) -> str:
@@ -79,6 +136,15 @@ def lacking(law: Law, engine: str, candidate: Candidate) -> str:
         if reason is not None:
             lacks.append(f"lacks tap {kind}: {reason}")
     return "; ".join(lacks)
+
+
+def broken_throughout(law: str, engine: str, models: Sequence[Model]) -> Break | None:
+    """What is known, if an engine breaks a law with each of some models, whatever the arguments."""
+    for entry in BREAKS:
+        mine = entry.law == law and engine in entry.engines and entry.given is _whatever
+        if mine and models and all(entry.when(model) for model in models):
+            return entry
+    return None
 
 
 def breaks_known(law: str, engine: str, model: Model, arguments: Mapping[str, Any]) -> bool:

@@ -76,8 +76,13 @@ def models_of(family: str, folder: str, profile: Profile) -> st.SearchStrategy[M
 
 def plainest(law: Law, family: str, folder: str) -> Model | None:
     """The first model of a short search that a law applies to, None if there is none."""
-    known = [Model(folder=folder)] if folder else pool(family)
-    return next((model for model in known if not law.applies(sizes_of(model))), None)
+    return next(iter(known(law, family, folder)), None)
+
+
+def known(law: Law, family: str, folder: str) -> list[Model]:
+    """The models of a short search that a law applies to."""
+    models = [Model(folder=folder)] if folder else pool(family)
+    return [model for model in models if not law.applies(sizes_of(model))]
 
 
 def search(
