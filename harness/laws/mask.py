@@ -144,7 +144,7 @@ def _sequences(sizes: Sizes) -> st.SearchStrategy[dict[str, Any]]:
 LAWS = (
     _form("additive", "mask-softened"),
     _form("additive-inf", "mask-softened"),
-    _form("boolean", "mask-inverted"),
+    _form("boolean", "mask-added-as-number"),
     _form("columns", "mask-replaces-causal"),
     Law(
         id="mask-causal",
@@ -168,7 +168,7 @@ LAWS = (
         check=check_packed,
         arguments=_sequences,
         needs=("packed",),
-        mutants=("packing-ignored", "packing-positions"),
+        mutants=("packing-ignored",),
     ),
     *mask_padding.LAWS,
     *mask_window.LAWS,
