@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 
 from ..engines.protocol import Engine
-from ..engines.registry import KINDS, make_engine, parse_name
+from ..engines.registry import KINDS, EngineName, make_engine, parse_name
 from ..errors import EngineError, UsageError
 from ..subject import load_subject
 from .candidate import Make
@@ -27,10 +27,21 @@ def make_of(name: str, *, dtype: str = "float32") -> Make:
     kind, _, function = name.partition(":")
     if kind in KINDS or not function or not kind.replace(".", "").isidentifier():
         parsed = parse_name(name, dtype=dtype)
+        if parsed.kind == "hf":  # which takes some configs that the reference refuses
+            return _transformers(parsed)
         return lambda folder: make_engine(
             parsed, path=folder, model=load_subject(folder).model, threads=None
         )
     return _imported(name, kind, function)
+
+
+def _transformers(name: EngineName) -> Make:
+    def make(folder: Path) -> Engine:
+        from ..engines.hf import HFEngine
+
+        return HFEngine.load(folder, attention=name.attention, dtype=name.dtype, name=name.text)
+
+    return make
 
 
 def _imported(name: str, module: str, function: str) -> Make:

@@ -178,7 +178,9 @@ def _yarn(head: _Head) -> Turning:
     rope = head.rope
 
     def pair(turns: float) -> float:
-        return head.size * math.log(head.trained / (turns * 2 * math.pi)) / (2 * math.log(head.theta))
+        return (
+            head.size * math.log(head.trained / (turns * 2 * math.pi)) / (2 * math.log(head.theta))
+        )
 
     first, last = pair(float(rope.get("beta_fast") or 32)), pair(float(rope.get("beta_slow") or 1))
     if rope.get("truncate", True):

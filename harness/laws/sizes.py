@@ -67,7 +67,7 @@ class Sizes:
 
     def window(self, layer: int) -> int | None:
         """Size of the sliding window of a layer, None for full attention."""
-        sliding = self._kind(layer) == "sliding_attention"
+        sliding = self.kind(layer) == "sliding_attention"
         return int(self.config["sliding_window"]) if sliding else None
 
     @property
@@ -77,7 +77,7 @@ class Sizes:
 
     def rope(self, layer: int) -> Mapping[str, Any]:
         """Rope parameters of a layer: ``rope_type``, ``rope_theta`` and what the type takes."""
-        kind = self._kind(layer)
+        kind = self.kind(layer)
         given: Mapping[str, Any] = self.config.get("rope_parameters") or {}
         own = dict(given.get(kind, given))
         # Flat keys are what configs had before transformers 5, and no default has them.
@@ -89,6 +89,11 @@ class Sizes:
             flat = {**flat, **(self.config.get("rope_scaling") or {})}
         own |= {name: value for name, value in flat.items() if value is not None}
         return {"rope_type": own.get("type", "default"), **own}
+
+    @property
+    def ropes_apart(self) -> bool:
+        """Whether each layer type has rope parameters of its own."""
+        return "full_attention" in (self.config.get("rope_parameters") or {})
 
     @property
     def rope_types(self) -> frozenset[str]:
@@ -110,7 +115,8 @@ class Sizes:
             return float(float(self.config["query_pre_attn_scalar"]) ** -0.5)
         return float(self.head_dim**-0.5)
 
-    def _kind(self, layer: int) -> str:
+    def kind(self, layer: int) -> str:
+        """Layer type."""
         kinds: list[str] = self.config.get("layer_types") or []
         return kinds[layer] if kinds else "full_attention"
 
