@@ -1,7 +1,9 @@
 """The side that laws are about: an engine over a checkpoint, which may be altered."""
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,7 +48,7 @@ class Candidate:
     folder: Path
     make: Make
     worst: float = 0.0
-    _kept: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
+    _made: Callable[[], Any] | None = field(default=None, repr=False)
 
     @cached_property
     def engine(self) -> Engine:
@@ -151,16 +153,15 @@ class Candidate:
         Args:
             change: Changes the config and the tensors.
         """
-        kept = tempfile.TemporaryDirectory(prefix="parity-law-")
-        edit_checkpoint(self.folder, Path(kept.name), change)
-        # The folder goes with the candidate that lives in it.
-        return Candidate(Path(kept.name), self.make, _kept=[kept])
+        made = _in_folder_of_its_own(self.make)
+        edit_checkpoint(self.folder, made.folder, change)
+        return made
 
     def resaved(self) -> "Candidate":
         """The engine over what it writes of its model."""
-        kept = tempfile.TemporaryDirectory(prefix="parity-law-")
-        engine = self.able.resaved(Path(kept.name))
-        return Candidate(Path(kept.name), lambda folder: engine, _kept=[kept])
+        made = _in_folder_of_its_own(self.able.resaved)
+        made.engine = self.able.resaved(made.folder)  # written now, for what reads the folder
+        return made
 
     def in_dtype(self, dtype: str) -> "Candidate":
         """The engine over the same checkpoint in another dtype."""
@@ -237,8 +238,15 @@ class Candidate:
     def close(self) -> None:
         """Let go of the engine and of folders that were made."""
         self.__dict__.pop("engine", None)
-        for kept in self._kept:
-            kept.cleanup()
+        if self._made is not None:
+            self._made()
+
+
+def _in_folder_of_its_own(make: Make) -> Candidate:
+    """A candidate in a new folder, which goes when the candidate does."""
+    made = Candidate(Path(tempfile.mkdtemp(prefix="parity-law-")), make)
+    made._made = weakref.finalize(made, shutil.rmtree, made.folder, ignore_errors=True)
+    return made
 
 
 #: Unit roundoff of dtypes: half the distance from 1 to the next number.

@@ -92,7 +92,6 @@ def check_frequencies(candidate: Candidate, rows: Rows, ropes: Ropes, longest: i
         engine = candidate.altered(lambda config, _: _given(config, ropes, longest))
     for found in rotations(engine, rows):
         _as_formula(candidate, found)
-    engine.close()
 
 
 def check_long(candidate: Candidate, rows: Rows, first: int) -> None:
