@@ -47,6 +47,7 @@ EDGES = {
     "laws/document.py": "writes the document of the laws",
     "laws/makers.py": "imports an engine that is named",
     "laws/models.py": "writes random models, drawn from a seed that is given",
+    "laws/search.py": "stops by the clock to look for a smaller example",
     "locate.py": "finds models",
     "outputs.py": "prints results",
     "parts.py": "puts a model together that is installed in parts",

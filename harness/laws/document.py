@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..engines.mutants.catalogue import mutants
-from ..engines.mutants.mutant import Mutant
 from ..environment import versions
 from .catalogue import laws
 from .law import GROUPS, Law
@@ -14,6 +13,9 @@ from .makers import DEFAULTS, make_of
 from .measure import Tried, caught, try_all
 from .models import families
 from .search import PROFILES
+
+if TYPE_CHECKING:
+    from ..engines.mutants.mutant import Mutant
 
 #: Examples of each mutant that are tried for each law.
 _EXAMPLES = 12
@@ -41,6 +43,8 @@ def write_document(path: Path, note: Callable[[str, int, int], None]) -> None:
         path: Markdown file.
         note: Called with what is being done, how much is done and how much there is.
     """
+    from ..engines.mutants.catalogue import mutants
+
     every, made = laws(), mutants()
     tried: list[Tried] = []
     for one in try_all(every, DEFAULTS, make=make_of, families=families(), profile=PROFILES["ci"]):
@@ -55,7 +59,7 @@ def write_document(path: Path, note: Callable[[str, int, int], None]) -> None:
 
 
 def document(
-    every: Sequence[Law], made: Sequence[Mutant], broken: Sequence[Break], measured: Measured
+    every: Sequence[Law], made: "Sequence[Mutant]", broken: Sequence[Break], measured: Measured
 ) -> str:
     """The document, as Markdown."""
     named = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
@@ -97,7 +101,7 @@ def _closest(law: Law, tried: Sequence[Tried]) -> str:
     return ", ".join(cells) or "no engine of ours can be asked"
 
 
-def _mutants(made: Sequence[Mutant], every: Sequence[Law], measured: Measured) -> list[str]:
+def _mutants(made: "Sequence[Mutant]", every: Sequence[Law], measured: Measured) -> list[str]:
     lines = [
         "## What breaks them",
         "",

@@ -1,6 +1,7 @@
 """Search for an example that breaks a law, and shrink it."""
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,22 @@ class Profile:
         examples: Number of examples of each law, engine and family.
         random: Whether models are drawn, and examples differ from run to run; otherwise models
             are of a small pool and examples always the same.
+        patience: Seconds that are spent on finding a smaller example.
         database: Folder in which examples are kept that broke a law, None for none.
     """
 
     examples: int
     random: bool
+    patience: float = 10.0
     database: Path | None = None
 
 
 #: Short enough for every change, and one for a night.
-PROFILES = {"ci": Profile(5, random=False), "nightly": Profile(150, random=True)}
+PROFILES = {"ci": Profile(5, random=False), "nightly": Profile(150, random=True, patience=20.0)}
+
+
+class _EnoughError(BaseException):
+    """Ends the search for a smaller example; hypothesis lets through what is no Exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +120,31 @@ def search(
         LawBroken: Never; it becomes part of the outcome.
         Unsatisfiable: hypothesis found no example at all that the law applies to.
     """
-    tried, worst, last = 0, 0.0, None
+    tried, worst, last, until = 0, 0.0, None, float("inf")
     healthy = examples(law, models).filter(
         lambda example: not breaks_known(law.id, engine, *example)
     )
 
     def check(example: tuple[Model, dict[str, Any]]) -> None:
-        nonlocal tried, worst, last
+        nonlocal tried, worst, last, until
+        if time.monotonic() > until:
+            raise _EnoughError
         model, arguments = example
         candidate = shelf.candidate(model)
         candidate.worst = 0.0
         try:
             try_law(law, candidate, arguments)
         except LawBroken as error:
+            # While hypothesis shrinks, each that breaks is smaller than the one before.
             last = Broken(error, model, arguments)
+            until = min(until, time.monotonic() + profile.patience)
             raise
         tried, worst = tried + 1, max(worst, candidate.worst)
 
     given = hypothesis.given(healthy)(check)
     run = _settings(profile, key, shrink=shrink)(given)
     # An engine that is not the same from run to run breaks a law at times: that is a break too.
-    with contextlib.suppress(LawBroken, hypothesis.errors.Flaky):
+    with contextlib.suppress(LawBroken, hypothesis.errors.Flaky, _EnoughError):
         run()
         last = None
     return Outcome(tried, worst, last)

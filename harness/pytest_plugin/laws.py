@@ -119,7 +119,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
     try:
         cases = list(_cases(metafunc.config, str(marker.args[0]) if marker.args else ""))
     except ParityError as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.Collector.CollectError(str(error)) from error
     metafunc.parametrize("parity_law", cases, indirect=True, ids=[case.name for case in cases])
 
 
