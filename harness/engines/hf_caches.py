@@ -1,16 +1,13 @@
-"""KV caches of transformers, by kind."""
+"""KV caches of transformers, by kind; :data:`harness.engines.ways.CACHES` says what each is."""
 
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import transformers
+from transformers import cache_utils
 
-#: Columns that a static cache has room for.
-ROOM = 64
-
-#: Bits of a number in a quantised cache, and of so many numbers one scale.
-BITS, GROUP = 4, 8
+from .ways import CACHE_BITS, CACHE_GROUP, CACHE_RECENT, CACHE_ROOM
 
 
 def _dynamic(model: Any) -> Any:
@@ -22,32 +19,59 @@ def _unwindowed(model: Any) -> Any:
     return transformers.DynamicCache()
 
 
+def _recorded(model: Any) -> Any:
+    cache: Any = transformers.DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    return cache
+
+
 def _static(model: Any) -> Any:
-    return transformers.StaticCache(config=model.config, max_cache_len=ROOM)
+    return transformers.StaticCache(config=model.config, max_cache_len=CACHE_ROOM)
 
 
 def _quantised(model: Any) -> Any:
     return transformers.QuantizedCache(
-        "quanto", model.config, nbits=BITS, q_group_size=GROUP, residual_length=4
+        "quanto",
+        model.config,
+        nbits=CACHE_BITS,
+        q_group_size=CACHE_GROUP,
+        residual_length=CACHE_RECENT,
     )
+
+
+def _float8(model: Any) -> Any:
+    return transformers.QuantizedCache("fp8", model.config)
 
 
 _CACHES: dict[str, Callable[[Any], Any]] = {
     "": _dynamic,
     "unwindowed": _unwindowed,
+    "recorded": _recorded,
     "static": _static,
     "quantised": _quantised,
+    "float8": _float8,
 }
 
 
 def kinds() -> tuple[str, ...]:
     """Kinds that can be made here, the usual one left out."""
-    found = [kind for kind in _CACHES if kind]
-    if importlib.util.find_spec("optimum") is None or (
-        importlib.util.find_spec("optimum.quanto") is None
-    ):
-        found.remove("quantised")
-    return tuple(found)
+    absent = set()
+    if not _installed("optimum.quanto"):
+        absent.add("quantised")
+    # Later releases than the first that we run with.
+    if not hasattr(transformers.DynamicCache, "activate_past_recording"):
+        absent.add("recorded")
+    if not hasattr(cache_utils, "Fp8QuantizedLayer"):
+        absent.add("float8")
+    return tuple(kind for kind in _CACHES if kind and kind not in absent)
+
+
+def _installed(package: str) -> bool:
+    parent = package.partition(".")[0]
+    return (
+        importlib.util.find_spec(parent) is not None
+        and importlib.util.find_spec(package) is not None
+    )
 
 
 def make_cache(model: Any, kind: str) -> Any:
