@@ -18,7 +18,7 @@ from ..engines.protocol import Array, Engine
 from ..engines.ways import AbleEngine, Way, abilities, begin_in
 from ..padding import Padding, pad_rows, padding_of
 from ..subject import Subject, load_subject
-from ..taps import split
+from ..taps import declared, split
 from .checkpoint_edit import Tensors, edit_checkpoint
 from .law import LawBroken
 from .sizes import Sizes
@@ -77,6 +77,10 @@ class Candidate:
     def abilities(self) -> frozenset[str]:
         """What the engine says that it can besides computing logits."""
         return abilities(self.engine)
+
+    def gives(self, kind: str) -> bool:
+        """Whether the engine hands over taps of a kind."""
+        return declared(self.engine.unavailable, f"layers.0.{kind}") is None
 
     # Running
 

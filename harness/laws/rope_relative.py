@@ -4,7 +4,6 @@ import numpy as np
 
 from ..engines.protocol import Array
 from ..engines.ways import Way
-from ..taps import declared
 from . import rope_examples
 from .candidate import Candidate, Rows
 from .law import Law
@@ -16,9 +15,9 @@ from .sizes import Sizes
 def check_relative(candidate: Candidate, rows: Rows, offset: int) -> None:
     """All positions shifted by the same number."""
     kinds = [
-        kind for kind in ("attn.q_rope", "attn.k_rope", "attn.values") if _has(candidate, kind)
+        kind for kind in ("attn.q_rope", "attn.k_rope", "attn.values") if candidate.gives(kind)
     ]
-    seen = [kind for kind in ("attn.scores", "attn.context") if _has(candidate, kind)]
+    seen = [kind for kind in ("attn.scores", "attn.context") if candidate.gives(kind)]
     near = candidate.taps(rows, "logits", *kinds, *seen)
     far = candidate.taps(rows, "logits", *seen, way=Way(first=offset))
     # In units of the size of what is rounded: 4 of some 16 roundings a layer are of angles.
@@ -33,10 +32,6 @@ def check_relative(candidate: Candidate, rows: Rows, offset: int) -> None:
         return  # the choice of experts may turn on what is left of an angle
     what = f"logits with positions from {offset} on"
     candidate.same(what, near["logits"], far["logits"], bound=off)
-
-
-def _has(candidate: Candidate, kind: str) -> bool:
-    return declared(candidate.engine.unavailable, f"layers.0.{kind}") is None
 
 
 def _first_layer(
