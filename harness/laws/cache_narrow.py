@@ -113,7 +113,8 @@ def _arguments(sizes: Sizes) -> st.SearchStrategy[dict[str, Any]]:
         )
         return tails.map(lambda tails: {"rows": rows, "tails": tails})
 
-    return batch(sizes, 1, 9).flatmap(behind)
+    # Of a single group, quanto keeps the numbers as they are: two positions are two groups.
+    return batch(sizes, 2, 9).flatmap(behind)
 
 
 def _full(sizes: Sizes) -> str:

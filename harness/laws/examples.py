@@ -28,19 +28,10 @@ def tokens(sizes: Sizes, low: int, high: int) -> st.SearchStrategy[list[int]]:
 
 
 def batch(
-    sizes: Sizes, low: int, high: int, *, rows: tuple[int, int] = (1, 2), beyond: bool = False
+    sizes: Sizes, low: int, high: int, *, rows: tuple[int, int] = (1, 2)
 ) -> st.SearchStrategy[list[list[int]]]:
-    """Rows of token ids of one length.
-
-    Args:
-        sizes: Of the model.
-        low: Least number of tokens of a row.
-        high: Most of them.
-        rows: Least and most rows.
-        beyond: Whether they may be longer than the model was made for, where positions are rotated
-            and not learned.
-    """
-    most = high if beyond and sizes.rotates else min(high, sizes.longest)
+    """Rows of token ids of one length."""
+    most = min(high, sizes.longest)
     shapes = st.tuples(st.integers(*rows), st.integers(min(low, most), most))
     ids = st.integers(0, sizes.vocab - 1)
     return shapes.flatmap(

@@ -65,6 +65,8 @@ LACKS = {
     ("reference", "cache:static"): "it has one kind of cache",
     ("reference", "cache:quantised"): "it has one kind of cache",
     ("reference", "cache:unwindowed"): "it has one kind of cache",
+    ("reference", "cache:recorded"): "it has one kind of cache",
+    ("reference", "cache:float8"): "it has one kind of cache",
 }
 
 
@@ -120,6 +122,74 @@ BREAKS: tuple[Break, ...] = (
         "masks without looking at positions, so that a sequence sees those before it in its row",
         releases="transformers 5.24.0",
         link="https://github.com/huggingface/transformers/pull/39997",
+    ),
+    Break(
+        name="window-of-one",
+        law="cache-chunks",
+        engines=("hf:eager", "hf:sdpa"),
+        when=lambda model: 1 in sizes_of(model).windows,
+        given=lambda model, arguments: len(arguments["chunks"]) > 1,
+        model=Model(
+            family="qwen3",
+            config={
+                **_SIZES,
+                **_ROPE,
+                "use_sliding_window": True,
+                "sliding_window": 1,
+                "max_window_layers": 0,
+                "layer_types": ["sliding_attention"],
+            },
+        ),
+        arguments={"rows": [[3, 4]], "chunks": [1, 1]},
+        says="a layer of the dynamic cache keeps the columns from -window + 1 on, which for a "
+        "window of one is all of them; the mask of a single new token hides none, and that of "
+        "several is too narrow, which is an error",
+        releases="transformers 5.24.0",
+    ),
+    Break(
+        name="window-of-one-cached",
+        law="mask-window-edge",
+        engines=("hf:eager", "hf:sdpa"),
+        when=lambda model: True,
+        given=lambda model, arguments: (
+            arguments.get("window") == 1 and len(arguments.get("chunks") or ()) > 1
+        ),
+        model=Model(
+            family="qwen3",
+            config={
+                **_SIZES,
+                **_ROPE,
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "layer_types": ["sliding_attention"],
+            },
+        ),
+        arguments={"rows": [[3, 4]], "at": 0, "shift": 1, "window": 1, "chunks": [1, 1]},
+        says="a cache of a layer whose window is 1 keeps all columns in place of none, for what "
+        "it keeps is the slice from -W + 1 on, and -0 is the first column: a decoding step reads "
+        "the whole past, without a word; a step of several tokens ends in an error about shapes",
+        releases="transformers 5.24.0",
+    ),
+    Break(
+        name="dynamic-rope-batch",
+        law="mask-left-padding",
+        engines=("hf:eager", "hf:sdpa", "reference"),
+        when=lambda model: "dynamic" in sizes_of(model).rope_types,
+        given=lambda model, arguments: max(map(len, arguments["rows"])) > sizes_of(model).longest,
+        model=Model(
+            family="llama",
+            config={
+                **_SIZES,
+                "max_position_embeddings": 4,
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+            },
+        ),
+        arguments={"rows": [[3, 4, 5, 6, 7, 8, 9, 3], [5, 6, 7]], "chunks": None},
+        says="with dynamic rope scaling one frequency table is made for a whole batch, from its "
+        "longest row, so that a sequence within the trained length has other logits beside one "
+        "that is beyond it than alone; our reference does the same, to be comparable",
+        releases="transformers 5.24.0",
+        link="https://github.com/QwenLM/Qwen/issues/401",
     ),
 )
 
