@@ -8,7 +8,11 @@ from harness.laws.law import LawBroken
 from harness.laws.ledger import BREAKS, LACKS, Break, breaks_known, broken_throughout
 from harness.laws.makers import DEFAULTS
 
+#: Breaks with any arguments.
+THROUGHOUT = ("eager-boolean-mask", "gpt-oss-packed")
+
 PAIRS = [(entry, engine) for entry in BREAKS for engine in entry.engines]
+OTHERS = [(entry, engine) for entry in BREAKS for engine in DEFAULTS if engine not in entry.engines]
 
 
 @pytest.mark.parametrize(
@@ -35,12 +39,18 @@ def test_a_known_break_covers_its_own_example(entry: Break) -> None:
         assert breaks_known(entry.law, engine, entry.model, entry.arguments)
 
 
-@pytest.mark.parametrize("entry", BREAKS, ids=lambda entry: entry.name)
-def test_a_known_break_is_of_some_engines_alone(entry: Break) -> None:
-    others = [engine for engine in DEFAULTS if engine not in entry.engines]
-    assert others
-    for engine in others:
-        assert broken_throughout(entry.law, engine, [entry.model]) is not entry
+@pytest.mark.parametrize(
+    ("entry", "engine"), OTHERS, ids=[f"{entry.name}-{engine}" for entry, engine in OTHERS]
+)
+def test_a_known_break_covers_no_other_engine(entry: Break, engine: str) -> None:
+    assert not breaks_known(entry.law, engine, entry.model, entry.arguments)
+
+
+def test_an_engine_breaks_a_law_throughout_only_whatever_the_arguments() -> None:
+    for entry in BREAKS:
+        found = broken_throughout(entry.law, entry.engines[0], [entry.model])
+        assert (found is entry) == (entry.name in THROUGHOUT), entry.name
+    assert broken_throughout(BREAKS[0].law, BREAKS[0].engines[0], []) is None
 
 
 def test_whatever_an_engine_lacks_has_a_reason() -> None:

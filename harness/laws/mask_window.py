@@ -122,7 +122,7 @@ def _at_an_edge(sizes: Sizes) -> st.SearchStrategy[dict[str, Any]]:
     def more(rows: list[list[int]]) -> st.SearchStrategy[dict[str, Any]]:
         length = len(rows[0])
         # Position `at` is out of sight of the last position, and in sight of one before it.
-        return st.integers(2, min(6, length - 1)).flatmap(
+        return st.integers(1, min(6, length - 1)).flatmap(
             lambda window: st.fixed_dictionaries(
                 {
                     "rows": st.just(rows),
