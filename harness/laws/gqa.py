@@ -181,7 +181,7 @@ LAWS = (
         arguments=_prompts,
         applies=_grouped,
         bound=_ROUNDED,
-        mutants=("gqa-tiled", "gqa-first-alone"),
+        mutants=("gqa-tiled", "gqa-single-not-shared"),
     ),
     Law(
         id="gqa-map",
