@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
@@ -20,8 +21,9 @@ from .sizes import Sizes
 #: What attention reads of keys and values that a cache holds.
 _HELD = ("attn.keys", "attn.values")
 
-#: From what a cache was given to how far each element of it may be moved.
-Rounding = Callable[[Floats], Floats]
+#: From what a cache was given, and the unit roundoff of its dtype, to how far each element of it
+#: may be moved.
+Rounding = Callable[[Floats, float], Floats]
 
 
 def check_narrow(
@@ -43,35 +45,39 @@ def check_narrow(
     read = candidate.taps(joined, *_HELD, chunks=chunks, way=way)
     for tap, given in stored.items():
         held, back = given.astype(np.float64), read[tap][:, :, :first].astype(np.float64)
+        unit = float(ml_dtypes.finfo(given.dtype).eps) / 2
         if np.array_equal(held, back):
             raise LawBroken(f"{tap}, read from the cache", expected="rounded", found="as it was")
         what = f"{tap} in the second pass, against what the first one stored"
-        candidate.same(what, held, back, bound=rounding(held))
+        candidate.same(what, held, back, bound=rounding(held, unit))
     over = _Over(candidate.engine, way)
     require_replayed(candidate, replay(candidate, over, joined, chunks), besides=_HELD)
 
 
-def of_integers(held: Floats) -> Floats:
+def of_integers(held: Floats, unit: float) -> Floats:
     """Half a step: the range of a group over the number of steps between so many bits.
 
-    The product of a step and a whole number, and the sum with the lowest, round as well.
+    The step rounds twice, the distance of a value from the lowest, its quotient by the step and
+    the product that goes back once each, all of them up to the range; the last sum once, up to the
+    largest.
     """
     groups = held.reshape(*held.shape[:-1], -1, CACHE_GROUP)
-    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-    step = (high - low) / (2**CACHE_BITS - 1)
-    rounded = 4 * 2.0**-24 * np.maximum(np.abs(low), np.abs(high))
+    span = groups.max(-1, keepdims=True) - groups.min(-1, keepdims=True)
+    step = span / (2**CACHE_BITS - 1)
+    rounded = unit * (5 * span + np.abs(groups).max(-1, keepdims=True))
     bound: Floats = np.broadcast_to(step / 2 + rounded, groups.shape).reshape(held.shape)
     return bound
 
 
-def of_float8(held: Floats) -> Floats:
+def of_float8(held: Floats, unit: float) -> Floats:
     """Half the distance of neighbours: 2^-4 of a value, and of the least normal where it is less.
 
     e4m3 has three bits behind the point and 2^-6 as the least normal number; the largest, 448, is
-    the largest value of the first pass.
+    the largest value of the first pass. The quotient by the scale, the product with it and what is
+    stored in the model's dtype round once each.
     """
     scale = np.abs(held).max() / 448
-    rounded = 4 * 2.0**-24 * np.abs(held)
+    rounded = 3 * unit * np.abs(held)
     bound: Floats = np.maximum(np.abs(held), 2.0**-6 * scale) * 2.0**-4 + rounded
     return bound
 
@@ -140,8 +146,8 @@ LAWS = (
         applies=_grouped,
         needs=("cache:quantised",),
         taps=_HELD,
-        bound="keys and values: (largest - least of a group) / (2^bits - 1) / 2, and four "
-        "roundings in float32 of the largest; other ops: 8 rounding units",
+        bound="keys and values: (largest - least of a group) / (2^bits - 1) / 2, and six "
+        "roundings of numbers up to the range and the largest; other ops: 8 rounding units",
         mutants=("quantised-coarser",),
     ),
     Law(
@@ -156,8 +162,8 @@ LAWS = (
         applies=_full,
         needs=("cache:float8",),
         taps=_HELD,
-        bound="keys and values: 2^-4 of a value, or of the least normal number, and four roundings "
-        "in float32; other ops: 8 rounding units",
+        bound="keys and values: 2^-4 of a value, or of the least normal number, and three "
+        "roundings; other ops: 8 rounding units",
         mutants=("float8-coarser",),
     ),
 )
