@@ -88,6 +88,43 @@ _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 #: All known breaks.
 BREAKS: tuple[Break, ...] = (
     Break(
+        name="yarn-truncate-by-layer-type",
+        law="rope-frequencies",
+        engines=("hf:eager", "hf:sdpa"),
+        when=lambda model: sizes_of(model).ropes_apart,
+        given=lambda model, arguments: any(
+            rope["rope_type"] == "yarn" and not rope.get("truncate", True)
+            for rope in arguments["ropes"].values()
+        ),
+        model=Model(
+            family="gemma3_text",
+            config={
+                **_SIZES,
+                "layer_types": ["full_attention"],
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+        ),
+        arguments={
+            "rows": [[3, 4]],
+            "ropes": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 512,
+                    "truncate": False,
+                }
+            },
+            "longest": 4096,
+        },
+        says="with rope parameters for each layer type, YaRN's passage begins and ends at whole "
+        "pairs although `truncate` is false; with one set for all layers the key is followed",
+        releases="transformers 5.24.0",
+    ),
+    Break(
         name="eager-boolean-mask",
         law="mask-form-boolean",
         engines=("hf:eager",),

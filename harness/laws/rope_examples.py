@@ -14,6 +14,12 @@ Ropes = Mapping[str, Mapping[str, Any]]
 #: The last first position that is tried, and the largest offset at which scores are compared.
 FAR, OFFSET = 100_000, 4_096
 
+#: No shorter than this is the length that a stretched model was trained on.
+_SHORT = 8
+
+#: As long as models are: then some pairs turn often within the trained length, and some do not.
+_LONG = 4_096
+
 _Arguments = st.SearchStrategy[dict[str, Any]]
 
 
@@ -61,13 +67,22 @@ def _scaled(sizes: Sizes, types: st.SearchStrategy[str], *, own: bool) -> _Argum
 
     def of(longest: int) -> _Arguments:
         each = types.flatmap(lambda kind: _parameters(kind, longest, size, share))
-        ropes = st.fixed_dictionaries(dict.fromkeys(kinds, each))
-        return st.fixed_dictionaries({"ropes": ropes, "longest": st.just(longest)})
+        # On both sides of any length that a type of scaling may turn on.
+        beyond = longest + 1 if longest < _LONG else _SHORT
+        length = st.one_of(st.integers(beyond, beyond + 8), st.integers(2, _SHORT))
+        return st.fixed_dictionaries(
+            {
+                "rows": length.flatmap(lambda count: _rows(sizes, count, count)),
+                "ropes": st.fixed_dictionaries(dict.fromkeys(kinds, each)),
+                "longest": st.just(longest),
+            }
+        )
 
-    altered = st.sampled_from([32, 16, 64]).flatmap(of)
-    drawn = st.one_of(st.just({"ropes": {}}), altered) if own else altered
-    rows = _rows(sizes, 2, 40)
-    return st.tuples(rows, drawn).map(lambda pair: {"rows": pair[0], **pair[1]})
+    altered = st.sampled_from([_LONG, 32, 16, 64]).flatmap(of)
+    if not own:
+        return altered
+    as_it_is = st.fixed_dictionaries({"rows": _rows(sizes, 2, 20), "ropes": st.just({})})
+    return st.integers(0, 3).flatmap(lambda choice: altered if choice else as_it_is)
 
 
 def _parameters(
@@ -80,7 +95,7 @@ def _parameters(
     }
     if share is not None:
         given["partial_rotary_factor"] = st.just(share)
-    factors = [factor for factor in (2.0, 4.0, 8.0) if longest / factor >= 8]
+    factors = [factor for factor in (2.0, 4.0, 8.0) if longest / factor >= _SHORT]
     if kind == "longrope":
         lists = st.lists(st.floats(1.0, 8.0, width=16), min_size=size // 2, max_size=size // 2)
         given |= {"short_factor": lists, "long_factor": lists}
