@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from ..contract import TOLERANCE
 from ..engines.protocol import Array, Engine
 from ..engines.ways import AbleEngine, Way, abilities, begin_in
+from ..errors import ParityError
 from ..padding import Padding, pad_rows, padding_of
 from ..subject import Subject, load_subject
 from ..taps import declared, split
 from .checkpoint_edit import Tensors, edit_checkpoint
+from .conditioning import DRAWS, rounding_of
 from .law import LawBroken
 from .sizes import Sizes
 
@@ -181,6 +183,7 @@ class Candidate:
         *,
         bound: Array | float | None = None,
         exact: bool = False,
+        rows: Rows | None = None,
     ) -> None:
         """Require that two results agree.
 
@@ -191,6 +194,9 @@ class Candidate:
             bound: How far they may lie apart, element by element or everywhere: by default
                 :func:`tolerance`.
             exact: Whether not a bit may differ.
+            rows: Token ids [B][T] of logits [B, N, V] of the last N positions. Where rounding alone
+                moves them by more than :func:`tolerance`, that much is allowed; see
+                :mod:`.conditioning`.
 
         Raises:
             LawBroken: They do not.
@@ -202,8 +208,10 @@ class Candidate:
             allowed: Any = 0.0
         else:
             allowed = self.tolerance(a) if bound is None else bound
-        allowed = np.broadcast_to(np.asarray(allowed, np.float64), a.shape)
         off = np.abs(a - b)
+        if rows is not None and not exact and (off > allowed).any():
+            allowed = np.maximum(allowed, self._rounding(rows)[:, -a.shape[1] :, None])
+        allowed = np.broadcast_to(np.asarray(allowed, np.float64), a.shape)
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = np.where(equal, 0.0, off / allowed)
@@ -220,6 +228,15 @@ class Candidate:
                 found=f"{b[at]:.9g}, {off[at]:.3g} away",
                 worst=worst,
             )
+
+    def _rounding(self, rows: Rows) -> Floats:
+        """How far rounding may move logits of rows [B, T]: zeros if our reference cannot say."""
+        try:
+            errors = rounding_of(self.subject, rows)
+        except ParityError:
+            return np.zeros((len(rows), len(rows[0])))
+        scaled: Floats = DRAWS * errors * self.unit / _UNIT["float32"]
+        return scaled
 
     @property
     def unit(self) -> float:

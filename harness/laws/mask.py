@@ -37,7 +37,7 @@ def check_form(
     way = Way(mask=form)
     alone = candidate.logits(rows, chunks=chunks)
     given = candidate.logits(rows, chunks=chunks, way=way)
-    candidate.same(f"logits with the causal mask as {form}", alone, given)
+    candidate.same(f"logits with the causal mask as {form}", alone, given, rows=rows)
     if declared(candidate.engine.unavailable, "layers.0.attn.probs") is not None:
         return
     expected = candidate.taps(rows, "attn.probs", chunks=chunks)
@@ -123,9 +123,10 @@ def check_packed(candidate: Candidate, rows: Sequence[Rows]) -> None:
     found = candidate.logits(packed, way=Way(lengths=lengths))
     stops = np.cumsum(lengths)
     for index, (stop, length) in enumerate(zip(stops, lengths, strict=True)):
-        alone = candidate.logits([row[index] for row in rows])
+        sequences = [row[index] for row in rows]
+        alone = candidate.logits(sequences)
         what = f"logits of sequence {index} of rows of sequences of {list(lengths)} tokens"
-        candidate.same(what, alone, found[:, stop - length : stop])
+        candidate.same(what, alone, found[:, stop - length : stop], rows=sequences)
 
 
 def _sequences(sizes: Sizes) -> st.SearchStrategy[dict[str, Any]]:

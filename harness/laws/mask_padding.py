@@ -33,7 +33,7 @@ def check_batch(candidate: Candidate, rows: Rows, chunks: Sequence[int] | None) 
     found = candidate.logits(rows, chunks=chunks)
     for index, row in enumerate(rows):
         what = f"logits of row {index} of a batch of {len(rows)}"
-        candidate.same(what, candidate.logits([row]), found[index][None])
+        candidate.same(what, candidate.logits([row]), found[index][None], rows=[row])
 
 
 def check_empty_rows(candidate: Candidate, rows: Rows) -> None:
@@ -58,7 +58,7 @@ def _check_padded(candidate: Candidate, rows: Rows, side: str, found: Floats) ->
     real = np.ones(found.shape[:2], bool) if padding is None else padding.real(0, found.shape[1])
     for index, row in enumerate(rows):
         what = f"logits of row {index} of a batch with pads on the {side}"
-        candidate.same(what, candidate.logits([row])[0], found[index][real[index]])
+        candidate.same(what, candidate.logits([row]), found[index, real[index]][None], rows=[row])
 
 
 def _require_finite(what: str, found: Floats) -> None:
