@@ -38,6 +38,7 @@ EDGES = {
     "engines/hf_caches.py": "looks whether a package for quantised caches is installed",
     "engines/hf_attention.py": "looks among loaded modules for the one that calls it",
     "engines/hf_probe.py": "writes a model for transformers to load",
+    "engines/mutants/output.py": "writes a config in which something is lost",
     "engines/plants/plant.py": "looks among loaded modules for the attention function of one",
     "engines/random_models.py": "draws models from a seed that is given",
     "engines/reference.py": "sets the number of threads of NumPy's library",
