@@ -30,12 +30,12 @@ class Profile:
 
     examples: int
     random: bool
-    patience: float = 10.0
+    patience: float = 5.0
     database: Path | None = None
 
 
 #: Short enough for every change, and one for a night.
-PROFILES = {"ci": Profile(5, random=False), "nightly": Profile(150, random=True, patience=20.0)}
+PROFILES = {"ci": Profile(4, random=False), "nightly": Profile(150, random=True, patience=10.0)}
 
 
 class _EnoughError(BaseException):
