@@ -87,6 +87,7 @@ def run(
     """Try laws on engines. The exit code is 1 if a law is broken."""
     codes: list[int] = []
     with reported(codes, debug=debug):
+        from .engines.random_models import hushed
         from .laws.again import explain
         from .laws.catalogue import law_named
         from .laws.makers import DEFAULTS, make_of
@@ -96,7 +97,7 @@ def run(
         from .report.laws import tried_table
 
         engines, tried = engine or list(DEFAULTS), list[Tried]()
-        with progress("laws run") as note:
+        with hushed(), progress("laws run") as note:
             for one in try_all(
                 _chosen(law),
                 engines,
@@ -126,9 +127,10 @@ def table(
     """Measure how close engines come to breaking each law, and which laws catch each mutant."""
     codes: list[int] = []
     with reported(codes, debug=debug):
+        from .engines.random_models import hushed
         from .laws.document import write_document
 
-        with progress("laws table") as note:
+        with hushed(), progress("laws table") as note:
             write_document(markdown, note)
         codes.append(0)
     raise typer.Exit(worst(codes))

@@ -6,7 +6,8 @@ size: a model in which half of the mistakes change nothing proves nothing.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ def attentions_of(family: str) -> tuple[str, ...]:
     """Attention implementations that models of a family run with."""
     model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[family]]
     return ("eager", "sdpa") if getattr(model, "_supports_sdpa", True) else ("eager",)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep transformers from warning of configs that are odd on purpose."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def save_random(path: Path, family: str, seed: int) -> None:

@@ -98,6 +98,8 @@ def _closest(law: Law, tried: Sequence[Tried]) -> str:
             examples = sum(outcome.tried for outcome in ran)
             worst = max(outcome.worst for outcome in ran)
             cells.append(f"{engine} {worst:.2g} ({examples} examples)")
+        notes = {t.lacks for t in tried if (t.law, t.engine) == (law.id, engine) and not t.outcome}
+        cells += [f"{engine} {note}" for note in sorted(notes) if note.startswith("known break")]
     return ", ".join(cells) or "no engine of ours can be asked"
 
 

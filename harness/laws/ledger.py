@@ -33,6 +33,7 @@ class Break:
         arguments: Of the check that breaks on it.
         says: What goes wrong, and why.
         releases: Releases that were tried and have it, for example ``transformers 5.24.0``.
+        until: Release of transformers with which the entry is to be looked at again in any case.
         link: Public report, empty if there is none that we know.
     """
 
@@ -45,6 +46,7 @@ class Break:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     says: str
     releases: str
+    until: str
     link: str = ""
 
 
@@ -85,6 +87,8 @@ _SIZES = {
 
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 
+_ALL = "transformers 5.0.0 to 5.24.0 (5.0.0, 5.4.0, 5.9.0, 5.14.1, 5.19.0 and 5.24.0 tried)"
+
 #: All known breaks.
 BREAKS: tuple[Break, ...] = (
     Break(
@@ -100,7 +104,9 @@ BREAKS: tuple[Break, ...] = (
             family="gemma3_text",
             config={
                 **_SIZES,
-                "layer_types": ["full_attention"],
+                "num_hidden_layers": 2,
+                "sliding_window": 4,
+                "layer_types": ["full_attention", "sliding_attention"],
                 "rope_parameters": {
                     "full_attention": {"rope_type": "default", "rope_theta": 1e4},
                     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -116,13 +122,16 @@ BREAKS: tuple[Break, ...] = (
                     "factor": 8.0,
                     "original_max_position_embeddings": 512,
                     "truncate": False,
-                }
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
             "longest": 4096,
         },
         says="with rope parameters for each layer type, YaRN's passage begins and ends at whole "
         "pairs although `truncate` is false; with one set for all layers the key is followed",
-        releases="transformers 5.24.0",
+        releases="transformers 5.9.0 to 5.24.0 (5.9.0, 5.14.1, 5.19.0 and 5.24.0 tried; 5.4.0 "
+        "cannot load such a config)",
+        until="6",
     ),
     Break(
         name="eager-boolean-mask",
@@ -134,7 +143,8 @@ BREAKS: tuple[Break, ...] = (
         says="eager attention adds a mask of booleans to the scores as 0 and 1, so that nothing is "
         "hidden and what should be hidden is only a little less likely; sdpa takes the same mask "
         "for what it is, and there is no warning",
-        releases="transformers 5.24.0",
+        releases=_ALL,
+        until="6",
         link="https://github.com/huggingface/transformers/pull/41443",
     ),
     Break(
@@ -157,7 +167,8 @@ BREAKS: tuple[Break, ...] = (
         arguments={"rows": [[[3, 4], [5]]]},
         says="positions that begin anew separate sequences in other families; gpt_oss makes its "
         "masks without looking at positions, so that a sequence sees those before it in its row",
-        releases="transformers 5.24.0",
+        releases=_ALL,
+        until="6",
         link="https://github.com/huggingface/transformers/pull/39997",
     ),
     Break(
@@ -181,7 +192,8 @@ BREAKS: tuple[Break, ...] = (
         says="a layer of the dynamic cache keeps the columns from -window + 1 on, which for a "
         "window of one is all of them; the mask of a single new token hides none, and that of "
         "several is too narrow, which is an error",
-        releases="transformers 5.24.0",
+        releases=_ALL,
+        until="6",
     ),
     Break(
         name="window-of-one-cached",
@@ -205,7 +217,8 @@ BREAKS: tuple[Break, ...] = (
         says="a cache of a layer whose window is 1 keeps all columns in place of none, for what "
         "it keeps is the slice from -W + 1 on, and -0 is the first column: a decoding step reads "
         "the whole past, without a word; a step of several tokens ends in an error about shapes",
-        releases="transformers 5.24.0",
+        releases=_ALL,
+        until="6",
     ),
     Break(
         name="dynamic-rope-batch",
@@ -225,7 +238,8 @@ BREAKS: tuple[Break, ...] = (
         says="with dynamic rope scaling one frequency table is made for a whole batch, from its "
         "longest row, so that a sequence within the trained length has other logits beside one "
         "that is beyond it than alone; our reference does the same, to be comparable",
-        releases="transformers 5.24.0",
+        releases=_ALL,
+        until="6",
         link="https://github.com/QwenLM/Qwen/issues/401",
     ),
 )

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from .candidate import Make
 from .law import Law
-from .ledger import lacking
+from .ledger import broken_throughout, lacking
 from .models import Shelf, fits
-from .search import Outcome, Profile, models_of, plainest, search
+from .search import Outcome, Profile, known, models_of, plainest, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,9 @@ def _try(
     lacks = lacking(law, engine, shelf.candidate(model))
     if lacks:
         return Tried(law.id, engine, family, None, lacks)
+    broken = broken_throughout(law.id, engine, known(law, family, folder))
+    if broken is not None:
+        return Tried(law.id, engine, family, None, f"known break: {broken.name}")
     models = models_of(family, folder, profile)
     key = "-".join([law.id, family, engine.replace(":", "-")])
     outcome = search(law, shelf, models, profile, engine=engine, key=key)
