@@ -52,7 +52,7 @@ gemma3: $(GEMMA3_STAMP)
 	$(BIN)/parity run cases/gemma3.toml
 
 test: $(WEIGHTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile cases/test_*.py tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder cases/test_*.py tests
 
 laws: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --parity-laws nightly cases/test_*_laws.py

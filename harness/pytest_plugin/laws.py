@@ -35,17 +35,19 @@ class LawOnFamily:
         engine: Name of the engine.
         family: ``model_type``, or empty.
         model: HF directory, or empty.
+        named: The model as the user named it, or empty.
     """
 
     law: "Law"
     engine: str
     family: str
     model: str
+    named: str
 
     @property
     def name(self) -> str:
         """As it stands in the id of the test."""
-        return "-".join([self.law.id, self.family or Path(self.model).name, self.engine])
+        return "-".join([self.law.id, self.family or Path(self.named).name, self.engine])
 
 
 class LawCase:
@@ -129,14 +131,15 @@ def _cases(config: pytest.Config, group: str) -> Iterator[LawOnFamily]:
     from ..laws.models import families, fits, folder_of
     from ..laws.search import plainest
 
-    model = folder_of(setting(config, "parity_model"))
+    named = setting(config, "parity_model")
+    model = folder_of(named)
     engines = config.getoption("parity_engines") or config.getini("parity_engines") or DEFAULTS
     for law in laws(group):
         for family in [""] if model else families():
             plain = plainest(law, family, model)
             for engine in engines if plain is not None else ():
                 if plain is not None and fits(engine, plain):
-                    yield LawOnFamily(law, engine, family, model)
+                    yield LawOnFamily(law, engine, family, model, named)
 
 
 def _shelf(config: pytest.Config, engine: str, dtype: str) -> "Shelf":
