@@ -7,13 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contract import TOLERANCE, UNIT_LIMIT
-from .result import Difference, Element, LocalError, PairDifference, WeightDifference
+from .result import (
+    Difference,
+    Element,
+    LocalError,
+    PairDifference,
+    Spread,
+    WeightDifference,
+)
+from .spread import SAMPLES, count_sizes, rows_of
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
 #: Elements of a block: 256 KiB of float64.
 _BLOCK = 1 << 15
+
+#: Worst rows that are kept of each tap.
+_WORST = 5
 
 #: About how many elements the median is taken of; it is only shown.
 _SAMPLES = 1 << 13
@@ -73,28 +84,27 @@ def difference(
     Returns:
         The difference; ``max_abs`` is NaN or infinite if a value on either side is.
     """
-    worst, largest, total, magnitude, over = 0, -1.0, 0.0, 0.0, 0
+    total, magnitude, over = 0.0, 0.0, 0
     kept, flat = _counted(counted, reference, candidate)
-    for start_of_block, *pair in _blocks(*flat):
+    rows = _Rows.of(reference, selected=kept is not None)
+    for start_of_block, *pair in _blocks(*flat, row=rows.length):
         x, y = map(_wide, pair)
         error = np.subtract(y, x)
         np.abs(error, out=error)
-        at = int(error.argmax())
-        if not error[at] <= largest and np.isfinite(largest):  # so that the first NaN stays
-            worst, largest = start_of_block + at, float(error[at])
+        largest = rows.add(start_of_block, error)
         total += float(error.sum())
         magnitude = max(magnitude, float(x.max()), -float(x.min()))
-        if not error[at] <= TOLERANCE:
+        if not largest <= TOLERANCE:
             over += int(np.count_nonzero(error > TOLERANCE))
+    worst = rows.worst if kept is None else int(kept[rows.worst])
     return Difference(
-        max_abs=largest,
+        max_abs=rows.largest,
         mean_abs=total / flat[0].size,
         magnitude=magnitude,
         over=over,
         count=flat[0].size,
-        worst=locate(
-            axes, worst if kept is None else int(kept[worst]), reference, candidate, start=start
-        ),
+        worst=locate(axes, worst, reference, candidate, start=start),
+        spread=None if kept is not None else rows.spread(axes, reference, candidate),
     )
 
 
@@ -127,10 +137,11 @@ def local_error(
     Returns:
         The error; ``units`` is NaN or infinite if a value on either side is, or the unit.
     """
-    worst, largest, over, samples = 0, -1.0, 0, []
+    over, samples = 0, []
     kept, flat = _counted(counted, expected, found, unit)
     step = max(1, flat[0].size // _SAMPLES)
-    for start_of_block, x, y, size in _blocks(*flat):
+    rows = _Rows.of(expected, selected=kept is not None)
+    for start_of_block, x, y, size in _blocks(*flat, row=rows.length):
         absolute = size * unit.dtype.type(roundoff)
         absolute += unit.dtype.type(underflow)
         error = np.subtract(_wide(y), _wide(x))
@@ -139,23 +150,86 @@ def local_error(
             units /= absolute
         units += 0 * absolute  # an infinite unit would hide any error: NaN instead
         _limit(units, x, y)
-        at = int(units.argmax())
-        if not units[at] <= largest and np.isfinite(largest):
-            worst, largest = start_of_block + at, float(units[at])
-        if not units[at] <= UNIT_LIMIT:
+        if not rows.add(start_of_block, units) <= UNIT_LIMIT:
             over += int(np.count_nonzero(units > UNIT_LIMIT))
         samples.append(units[::step])
-    worst = worst if kept is None else int(kept[worst])
+    worst = rows.worst if kept is None else int(kept[rows.worst])
     index = np.unravel_index(worst, expected.shape)
     return LocalError(
-        units=largest,
+        units=rows.largest,
         median=float(np.median(np.concatenate(samples))),
         error=abs(float(found[index]) - float(expected[index])),
         bound=float(unit[index]) * roundoff + underflow,
         over=over,
         inherited_bound=inherited_bound,
         worst=locate(axes, worst, expected, found, start=start),
+        spread=None if kept is not None else rows.spread(axes, expected, found),
     )
+
+
+class _Rows:
+    """The largest errors of an array, row by row of its last axis, as blocks of it come.
+
+    Args:
+        length: Length of a row.
+
+    Attributes:
+        length: The same.
+        worst: Flat index of the largest error, of the first NaN if there is one.
+        largest: That error.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.worst, self.largest = 0, -1.0
+        self._maxima: list[Array] = []
+        self._samples: list[Array] = []
+
+    @classmethod
+    def of(cls, array: Array, *, selected: bool) -> "_Rows":
+        """Rows of an array; of single elements where only some are selected."""
+        return cls(1 if selected or not array.ndim else array.shape[-1])
+
+    def add(self, start: int, errors: Array) -> float:
+        """Enter a block, from a flat index on; returns its largest error."""
+        rows = errors.reshape(-1, self.length)
+        maxima = rows.max(axis=1)
+        at = int(maxima.argmax())
+        found = float(maxima[at])
+        if not found <= self.largest and np.isfinite(self.largest):
+            if np.isfinite(found):
+                inner = int(rows[at].argmax())
+            else:  # the first that is not finite stays
+                at = int((~np.isfinite(maxima)).argmax())
+                inner = int((~np.isfinite(rows[at])).argmax())
+            self.worst = start + at * self.length + inner
+            self.largest = float(rows[at, inner])
+        self._maxima.append(maxima)
+        self._samples.append(errors[:: max(1, errors.size // SAMPLES)])
+        return found
+
+    def spread(self, axes: str, reference: Array, candidate: Array) -> Spread:
+        """How the errors are spread."""
+        maxima = np.concatenate(self._maxima)
+        positions, heads = rows_of(axes, reference.shape, maxima)
+        few = np.argpartition(-maxima, min(_WORST, maxima.size) - 1)[:_WORST]
+        few = few[np.argsort(-maxima[few], kind="stable")]
+        pairs = reference.reshape(-1, self.length), candidate.reshape(-1, self.length)
+        return Spread(
+            sizes=count_sizes(np.concatenate(self._samples)),
+            positions=positions,
+            heads=heads,
+            worst=tuple(self._extreme(int(row), *(x[row] for x in pairs)) for row in few),
+        )
+
+    def _extreme(self, row: int, x: Array, y: Array) -> tuple[int, float, float]:
+        at = int(np.abs(_wide(y) - _wide(x)).argmax())
+        return row * self.length + at, _short(x[at]), _short(y[at])
+
+
+def _short(value: Any) -> float:
+    """As many digits as float32 has."""
+    return float(f"{float(value):.9g}")
 
 
 def _limit(units: Array, x: Array, y: Array) -> None:
@@ -178,14 +252,16 @@ def _counted(counted: Array | None, *arrays: Array) -> tuple[NDArray[np.intp] | 
     return at, [array.reshape(-1)[at] for array in arrays]
 
 
-def _blocks(*arrays: Array) -> Iterator[tuple[Any, ...]]:
+def _blocks(*arrays: Array, row: int = 1) -> Iterator[tuple[Any, ...]]:
     """Flat pieces of arrays of one shape, with where they start: small enough for a cache.
 
-    Whole temporaries of a long prompt's scores would cost more time than the arithmetic on them.
+    Pieces are of whole rows of so many elements. Whole temporaries of a long prompt's scores would
+    cost more time than the arithmetic on them.
     """
     flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, flat[0].size, _BLOCK):
-        yield (start, *(array[start : start + _BLOCK] for array in flat))
+    length = max(1, _BLOCK // row) * row
+    for start in range(0, flat[0].size, length):
+        yield (start, *(array[start : start + length] for array in flat))
 
 
 def weight_difference(name: str, reference: Array, candidate: Array) -> WeightDifference | None:

@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 from .compare import kl_divergence, log_softmax
 from .result import LogitsPair
+from .spread import encode, stretches
 
 Array = NDArray[Any]
 
 #: Positions whose vocabulary rows are held in float64 at a time.
 _BLOCK = 64
+
+#: Most positions whose differences are told apart.
+_MOST_POSITIONS = 1024
 
 
 def pairwise(a: str, logits_a: Array, b: str, logits_b: Array) -> LogitsPair:
@@ -62,12 +66,14 @@ class _Sums:
     largest: float = 0.0
     total: float = 0.0
     agree: int = 0
+    positions: list[NDArray[np.float64]] = field(default_factory=list)
     divergence: list[NDArray[np.float64]] = field(default_factory=list)
 
     def add(self, x: _Block, y: _Block) -> None:
         error = np.subtract(x.values, y.values)
         np.abs(error, out=error)
-        self.largest = max(self.largest, float(error.max()))
+        self.positions.append(error.max(axis=-1))
+        self.largest = max(self.largest, float(self.positions[-1].max()))
         self.total += float(error.sum())
         self.agree += int(np.count_nonzero(x.top == y.top))
         self.divergence.append(kl_divergence(x.probs, x.log_probs, y.log_probs))
@@ -82,7 +88,25 @@ class _Sums:
             kl_mean=float(kl.mean()),
             kl_max=float(kl.max()),
             top1_agreement=self.agree / count,
+            positions=encode(stretches(np.concatenate(self.positions), _MOST_POSITIONS)),
         )
+
+
+def most_likely(logits: Array, count: int) -> tuple[Array, Array, Array]:
+    """The most likely tokens of one position.
+
+    Args:
+        logits: [V].
+        count: How many, at most.
+
+    Returns:
+        Token ids, their logits and their probabilities, the most likely first.
+    """
+    wide = logits.astype(np.float64)
+    count = min(count, wide.size)
+    some = np.argpartition(-wide, count - 1)[:count]
+    ids = some[np.lexsort((some, -wide[some]))]
+    return ids, wide[ids], np.exp(log_softmax(wide)[ids])
 
 
 def count_equal(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:

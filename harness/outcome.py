@@ -13,13 +13,16 @@ from .compare import common_positions
 from .contract import TOLERANCE, UNIT_LIMIT
 from .engines.protocol import TokenIds
 from .errors import CheckpointError
-from .logits import all_pairs, count_equal, pairwise
+from .logits import all_pairs, count_equal, most_likely, pairwise
 from .padding import Padding
 from .participants import Participant
 from .replay.lockstep import LogitsSeen, Record
-from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, Verdict
+from .result import Environment, Greedy, LogitsPair, PromptResult, RunResult, TopTokens, Verdict
 from .subject import Subject
 from .verdict import judge, worst
+
+#: Number of next tokens that are shown of each engine.
+TOP = 8
 
 #: Name of the float64 reference among the engines of a table.
 TRUTH = "float64"
@@ -70,7 +73,34 @@ def prompt_result(
         padding="" if padding is None else padding.side,
         pads=() if padding is None else padding.counts,
         prefill=prefill,
+        top=_top(subject, record, padding, prefill),
     )
+
+
+def _top(
+    subject: Subject, record: Record, padding: Padding | None, prefill: int
+) -> tuple[TopTokens, ...]:
+    """The most likely next tokens behind the first row of the prompt, of every engine."""
+    if len(record.logits) < prefill:
+        return ()
+    seen = record.logits[prefill - 1]
+    length = seen.reference.shape[1]
+    back = 1 if padding is None else int(padding.length - padding.last[0])
+    found = []
+    for name, logits in {TRUTH: seen.reference, **seen.candidates}.items():
+        if back > min(length, logits.shape[1]):
+            continue
+        ids, values, shares = most_likely(logits[0, -back], TOP)
+        found.append(
+            TopTokens(
+                engine=name,
+                token_ids=tuple(ids.tolist()),
+                texts=_texts(subject, ids),
+                logits=tuple(values.tolist()),
+                probabilities=tuple(shares.tolist()),
+            )
+        )
+    return tuple(found)
 
 
 def conclude(

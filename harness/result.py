@@ -59,6 +59,26 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How the errors of one tap are spread; numbers as signs, see :mod:`harness.spread`.
+
+    Attributes:
+        sizes: How many of a sample are of which size, one sign an octave.
+        positions: Largest error at each query position, or of each stretch of positions; empty
+            for a tap without, and where rows are padded.
+        heads: Largest error of each query or kv head; empty likewise.
+        worst: The worst element of each of the worst rows, the very worst first: its flat index
+            into what was compared (the tap's shape, or its last positions), the value of the
+            reference and that of the candidate.
+    """
+
+    sizes: str
+    positions: str
+    heads: str
+    worst: tuple[tuple[int, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """Candidate minus float64 reference at one tap, end to end.
 
@@ -69,6 +89,7 @@ class Difference:
         over: Number of values further than the tolerance from the reference.
         count: Number of values compared.
         worst: Where the largest difference is.
+        spread: How differences are spread; None in results of earlier releases.
     """
 
     max_abs: float
@@ -77,6 +98,7 @@ class Difference:
     over: int
     count: int
     worst: Element
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +113,7 @@ class LocalError:
         over: Number of elements beyond the limit.
         inherited_bound: True where the bound came through ops that the candidate did not tap.
         worst: Where the largest error in units is.
+        spread: How errors are spread, in units; None in results of earlier releases.
     """
 
     units: float
@@ -100,6 +123,7 @@ class LocalError:
     over: int
     inherited_bound: bool
     worst: Element
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +226,9 @@ class LogitsPair:
         kl_max: Largest of them.
         top1_agreement: Fraction of positions at which both have the same largest logit.
         greedy_agreement: Number of leading greedy tokens that are equal, None where not run.
+        positions: Largest absolute difference at each position of the rows, one behind the other,
+            as signs (see :mod:`harness.spread`), or of each stretch of a long prompt; empty in
+            results of earlier releases.
     """
 
     a: str
@@ -212,6 +239,26 @@ class LogitsPair:
     kl_max: float
     top1_agreement: float
     greedy_agreement: int | None = None
+    positions: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """What one engine holds for the most likely next tokens, behind the first row of a prompt.
+
+    Attributes:
+        engine: Its name.
+        token_ids: The most likely first.
+        texts: The same as text.
+        logits: Their logits.
+        probabilities: Their probabilities.
+    """
+
+    engine: str
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    logits: tuple[float, ...]
+    probabilities: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +397,7 @@ class PromptResult:
         logits: Every pair of engines on the prompt's logits, the float64 reference among them.
         padding: Side on which rows are padded, empty where they are not.
         pads: Number of pads of each row; nothing is compared at them.
+        top: The most likely next tokens of each engine; empty in results of earlier releases.
     """
 
     name: str
@@ -364,6 +412,7 @@ class PromptResult:
     padding: str = ""
     pads: tuple[int, ...] = ()
     prefill: int = 1
+    top: tuple[TopTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

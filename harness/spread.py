@@ -13,17 +13,20 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: The sign of zero; those behind it are half octaves from :data:`LOWEST` on.
-ZERO = "!"
+#: The sign of zero; those behind it are half octaves from ``2 ** LOWEST`` on. All of them print,
+#: and none has to be escaped in JSON or HTML.
+SIGNS = "!" + "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "\\<>&'`")
 
-#: Signs behind :data:`ZERO`; all print, and neither quotes nor backslashes need escapes in JSON.
-SIGNS = "".join(chr(code) for code in range(0x23, 0x7F) if chr(code) not in '"\\<>&`')
-
-#: Exponent of two of the first sign: what is smaller is taken for it.
-LOWEST = -34.0
+#: Exponent of two of the sign behind that of zero; what is smaller is taken for it.
+LOWEST = -27
 
 #: Most positions that are told apart; of longer passes, so many stretches.
 MOST_POSITIONS = 64
+
+#: About how many elements the sizes are counted of.
+SAMPLES = 1 << 11
+
+_CODES = np.frombuffer(SIGNS.encode("ascii"), dtype=np.uint8)
 
 
 def encode(values: Sequence[float] | Array) -> str:
@@ -34,10 +37,11 @@ def encode(values: Sequence[float] | Array) -> str:
     """
     array = np.asarray(values, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        steps = np.rint(2.0 * (np.log2(array) - LOWEST))
-    steps = np.where(np.isfinite(array), steps, len(SIGNS) - 1.0)
-    index = np.clip(np.where(array == 0.0, -1.0, np.maximum(steps, 0.0)), -1, len(SIGNS) - 1)
-    return "".join(ZERO if at < 0 else SIGNS[int(at)] for at in index)
+        steps = np.rint(2.0 * (np.log2(array) - LOWEST)) + 1.0
+    most = len(SIGNS) - 1
+    steps = np.where(np.isfinite(array), np.clip(steps, 1.0, most), most)
+    index = np.where(array == 0.0, 0, steps).astype(np.intp)
+    return _CODES[index].tobytes().decode("ascii")
 
 
 def decode(signs: str) -> list[float]:
@@ -46,7 +50,22 @@ def decode(signs: str) -> list[float]:
     Raises:
         ValueError: A sign that it never writes.
     """
-    return [0.0 if s == ZERO else 2.0 ** (LOWEST + SIGNS.index(s) / 2.0) for s in signs]
+    steps = [SIGNS.index(sign) for sign in signs]
+    return [2.0 ** (LOWEST + (step - 1) / 2.0) if step else 0.0 for step in steps]
+
+
+def count_sizes(sample: Array) -> str:
+    """How many errors of a sample are of which size, as signs of counts.
+
+    One count for each octave from ``2 ** LOWEST`` on, the first one of what is smaller or zero;
+    those behind the last error are left out.
+
+    Args:
+        sample: Non-negative numbers.
+    """
+    exponents = np.frexp(sample)[1] - 1 - LOWEST
+    exponents = np.where(sample == 0.0, 0, np.clip(exponents, 0, 80))
+    return encode(np.bincount(exponents.reshape(-1)))
 
 
 def rows_of(axes: str, shape: Sequence[int], largest: Array) -> tuple[str, str]:
@@ -63,28 +82,26 @@ def rows_of(axes: str, shape: Sequence[int], largest: Array) -> tuple[str, str]:
     if len(axes) != len(shape) or not shape:
         return "", ""
     table = largest.reshape(tuple(shape[:-1]))
-    letters = axes[:-1]
-    positions = _along(table, letters, "T")
-    heads = _along(table, letters, "H")
-    heads = _along(table, letters, "K") if heads is None else heads
+    positions = _along(table, axes[:-1], "T")
+    heads = _along(table, axes[:-1], "H" if "H" in axes else "K")
     return (
-        "" if positions is None else encode(_stretches(positions)),
+        "" if positions is None else encode(stretches(positions, MOST_POSITIONS)),
         "" if heads is None else encode(heads),
     )
+
+
+def stretches(values: Array, most: int) -> Array:
+    """The largest of each of at most so many stretches of one length."""
+    step = math.ceil(len(values) / most)
+    if step < 2:
+        return values
+    found: Array = np.maximum.reduceat(values, np.arange(0, len(values), step))
+    return found
 
 
 def _along(table: Array, letters: str, letter: str) -> Array | None:
     at = letters.find(letter)
     if at < 0:
         return None
-    others = tuple(axis for axis in range(table.ndim) if axis != at)
-    found: Array = table.max(axis=others)
-    return found
-
-
-def _stretches(values: Array) -> Array:
-    """The largest of each of at most :data:`MOST_POSITIONS` stretches."""
-    step = math.ceil(len(values) / MOST_POSITIONS)
-    starts = np.arange(0, len(values), step)
-    found: Array = np.maximum.reduceat(values, starts)
+    found: Array = table.max(axis=tuple(axis for axis in range(table.ndim) if axis != at))
     return found
