@@ -181,6 +181,7 @@ class Judge:
         misshapen: Whether it has a shape that it must not have: then only an evaluation of that
             very shape can explain it. Without, fewer positions than expected are the last ones.
         usual: Rounding bound of the op in units of ``u``, where that is known.
+        worst: Index on the last axis of the largest error, where that is known.
 
     Attributes:
         usual: The same, known or not; None for another shape.
@@ -194,6 +195,7 @@ class Judge:
         *,
         misshapen: bool = False,
         usual: Array | None = None,
+        worst: int | None = None,
     ) -> None:
         self._call = made.call
         self._found = found
@@ -207,7 +209,7 @@ class Judge:
         if not misshapen and _covers(value, found):
             given = covered(value, found)
             self.usual = unit(made.op, made.call) if usual is None else usual
-            self._some = _sample(found, value[given])
+            self._some = _sample(found, value[given], worst)
             size = _absolute(made.call, self.usual[given][self._some])
             self._weight = (1.0 if counted is None else counted[self._some]) / size
             distance = _distance(found[self._some], value[given][self._some])
@@ -261,7 +263,7 @@ def _covers(value: Array, found: Array) -> bool:
     )
 
 
-def _sample(found: Array, value: Array) -> Any:
+def _sample(found: Array, value: Array, worst: int | None) -> Any:
     """Index of some elements of an output, by which mistakes are told apart; all of a small one.
 
     Elements of the last axis at even distances, the one with the largest error among them: a
@@ -270,8 +272,9 @@ def _sample(found: Array, value: Array) -> Any:
     step = found.size // _SAMPLE
     if step < 2 or found.shape[-1] < 2 * step:
         return ...
-    largest = int(np.abs(found - value).argmax()) % found.shape[-1]
-    return ..., np.union1d(np.arange(0, found.shape[-1], step), largest)
+    if worst is None:
+        worst = int(np.abs(found - value).argmax()) % found.shape[-1]
+    return ..., np.union1d(np.arange(0, found.shape[-1], step), worst)
 
 
 def _absolute(call: Call, bound: Array) -> Array:

@@ -137,7 +137,7 @@ class Matcher:
 
     def _repeated(self, failure: Replayed, matches: Sequence[Match]) -> list[Match]:
         """Those of some matches whose very evaluation explains this op too."""
-        judge = Judge(failure.made, failure.found, failure.counted, usual=failure.bound)
+        judge = _judge(failure)
         kept = []
         for match in matches:
             instead = None if match.again is None else match.again.at(failure.made)
@@ -160,14 +160,7 @@ class Matcher:
             ways: The one way of each fault that is tried, by its detail; None for all.
         """
         matches: list[Match] = []
-        misshapen = failure.comparison.status is TapStatus.MISSHAPEN
-        judge = Judge(
-            failure.made,
-            failure.found,
-            failure.counted,
-            misshapen=misshapen,
-            usual=failure.bound,
-        )
+        judge = _judge(failure)
         nodes = [node for node in upstream(failure.made) if node.tap is not None]
         sites = {id(node.call): self._site(node, failure) for node in nodes}
         for fault in faults:
@@ -236,6 +229,18 @@ class Matcher:
             dtype=node.call.precision.name,
             nearby=failure.nearby,
         )
+
+
+def _judge(failure: Replayed) -> Judge:
+    local = failure.comparison.local
+    return Judge(
+        failure.made,
+        failure.found,
+        failure.counted,
+        misshapen=failure.comparison.status is TapStatus.MISSHAPEN,
+        usual=failure.bound,
+        worst=local.worst.index[-1] if local is not None and local.worst.index else None,
+    )
 
 
 def _ways(fault: Fault, sites: Mapping[int, Site]) -> Iterator[dict[int, Instead]]:

@@ -72,6 +72,7 @@ class Site:
         dtype: Of the candidate.
         nearby: What the candidate has in the same layer, by the kind of tap, and as ``input`` what
             the layer is given; large values are left out.
+        known: What mistakes that were tried before have found out here, by what it is.
     """
 
     tap: str
@@ -82,6 +83,7 @@ class Site:
     chunk: int = 0
     dtype: str = "float32"
     nearby: Mapping[str, Operand] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def kind(self) -> str:

@@ -74,7 +74,12 @@ class Linear:
         found = site.found
         if site.op not in (*_LINEAR, *_AFFINE) or found is None:
             return None
-        return Linear(site) if found.shape == site.call.output.value.shape else None
+        if found.shape != site.call.output.value.shape:
+            return None
+        if Linear not in site.known:  # what a screen looks at is found once for all mistakes
+            site.known[Linear] = Linear(site)
+        linear: Linear = site.known[Linear]
+        return linear
 
     @property
     def name(self) -> str:
@@ -101,7 +106,8 @@ class Linear:
         """Output channels that a screen looks at: the worst of one position and some others."""
         at = self.positions[-1]
         error = np.abs(self.found[at] - self.expected[at])
-        worst = np.argsort(error)[-_CHANNELS // 2 :]
+        most = min(_CHANNELS // 2, error.size)
+        worst = np.argpartition(error, -most)[-most:]
         return np.unique(np.concatenate([worst, self.spread]))
 
     @cached_property
