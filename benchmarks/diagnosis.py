@@ -6,8 +6,8 @@ of every group are planted in SmolLM2, and each run is timed apart:
 - look: everything that looks for the cause of ops that do not replay;
 - fits: constants that are fitted at every op, in healthy runs as well.
 
-Both are processor time, summed over the threads of the harness, and compared with the processor time
-of a plain forward pass of eager attention on as many threads as torch takes.
+Both are processor time, summed over the threads of the harness, and compared with the processor
+time of a plain forward pass of eager attention on as many threads as torch takes.
 """
 
 import argparse
