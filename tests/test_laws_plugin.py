@@ -100,23 +100,21 @@ def test_what_an_engine_does_not_say_it_can_is_skipped_with_the_reason(
     assert "mine:make lacks beams: it does not say that it can" in ran.stdout.str()
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("mine:nothing", "object without name"),
-        ("mine:absent", "'mine:absent' (AttributeError"),
-        ("nowhere:make", "'nowhere:make' (ModuleNotFoundError"),
-        ("hf", "'hf'"),
-    ],
-)
-def test_an_engine_that_is_none_fails_and_says_what_is_wanted(
-    project: pytest.Pytester, name: str, found: str
-) -> None:
-    ran = run(project, f"--parity-engine={name}", *ONE)
-    assert ran.ret == 1
+def test_an_engine_that_is_none_fails_and_says_what_is_wanted(project: pytest.Pytester) -> None:
+    wrong = {
+        "mine:nothing": "an object with name, dtype, unavailable, parameters, info and open, found "
+        "object without name",
+        "mine:absent": "'mine:absent' (AttributeError",
+        "nowhere:make": "'nowhere:make' (ModuleNotFoundError",
+        "hf": "'hf'",
+    }
+    ran = run(project, *(f"--parity-engine={name}" for name in wrong), *ONE)
+    ran.assert_outcomes(failed=len(wrong))
     text = ran.stdout.str()
-    assert "engine: expected hf:<attention implementation>" in text or "an engine: an" in text
-    assert found in text
+    for name, found in wrong.items():
+        part = text.partition(f"test_law[cache-chunks-llama-{name}] _")[2].partition("\n___")[0]
+        assert "expected hf:<attention implementation>" in part or "expected an engine: an" in part
+        assert found in part
 
 
 def test_a_model_that_cannot_be_read_is_an_error_of_collection(project: pytest.Pytester) -> None:
