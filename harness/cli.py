@@ -1,4 +1,4 @@
-"""The command line: ``parity run``, ``parity report``; others in modules of their own.
+"""The command line: ``parity run``; other commands in modules of their own.
 
 Exit codes: 0 pass or rounding, 1 fail or not finite, 2 usage or unusable input (also a bug of
 this tool), 3 not comparable, 130 interrupted. Of several cases the worst counts, in the order
@@ -15,8 +15,9 @@ import typer
 
 from .cli_faults import faults
 from .cli_laws import laws
+from .cli_report import index, report
 from .cli_trace import diff, trace
-from .console import console, progress, reported, show_paths, worst
+from .console import progress, reported, worst
 from .errors import UsageError
 from .outputs import Outputs, parse_tokens
 from .seeds.command import seeds
@@ -111,6 +112,13 @@ def run(
         Path | None,
         typer.Option("--json", help="Also write the result here; - for standard output."),
     ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(help="Also write the results here as Markdown, for a CI job's summary."),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Also write the results here as JUnit XML.")
+    ] = None,
     report_dir: Annotated[Path, typer.Option(help="Folder for CASE.html and CASE.json.")] = Path(
         "reports"
     ),
@@ -142,49 +150,20 @@ def run(
         "probe_length": probe_length,
     }
     given = {key: value for key, value in overrides.items() if value is not None}
-    outputs = Outputs(json_file, None if no_report else report_dir)
+    outputs = Outputs(json_file, None if no_report else report_dir, markdown=markdown, junit=junit)
     codes: list[int] = []
     with reported(codes, debug=debug):
         loaders = _loaders(cases or [], prompt or [], tokens or [], padding, given)
         _check_json(json_file, len(loaders))
-        for load in loaders:
-            with reported(codes, debug=debug):
+        for name, load in loaders:
+            with reported(codes, debug=debug), outputs.accounted(name):
                 codes.append(_run_one(load(), outputs))
     outputs.finish()
     raise typer.Exit(worst(codes))
 
 
-@app.command()
-def report(
-    result_file: Annotated[Path, typer.Argument(metavar="RESULT.json", help="A saved result.")],
-    *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Where to write the page; beside the result if absent."
-        ),
-    ] = None,
-    debug: _Debug = False,
-) -> None:
-    """Render a saved result again: the verdict here, the page into a file, its path last.
-
-    The exit code is that of the saved verdict.
-    """
-    codes: list[int] = []
-    with reported(codes, debug=debug):
-        from .report.files import write_whole
-        from .report.html import to_html
-        from .report.text import View
-        from .result import from_json
-
-        result = from_json(_read(result_file), where=str(result_file))
-        target = output or result_file.with_suffix(".html")
-        write_whole(target, to_html(result).encode("utf-8", "backslashreplace"))
-        screen = console()
-        screen.print(View(result))
-        show_paths(screen, [target])
-        codes.append(result.exit_code)
-    raise typer.Exit(worst(codes))
+app.command()(report)
+app.command()(index)
 
 
 def _run_one(case: "Case", outputs: Outputs) -> int:
@@ -208,8 +187,8 @@ def _loaders(
     tokens: list[str],
     padding: str | None,
     given: dict[str, Any],
-) -> list[Callable[[], "Case"]]:
-    """One function a case, so that a case that cannot be loaded fails alone."""
+) -> list[tuple[str, Callable[[], "Case"]]]:
+    """A name and a function for each case, so that a case that cannot be loaded fails alone."""
     from .case import Case, Prompt
 
     prompts = [Prompt(f"prompt-{i}", text=text) for i, text in enumerate(texts, start=1)]
@@ -227,7 +206,7 @@ def _loaders(
     if prompts:
         given = {**given, "prompts": tuple(prompts)}
     if paths:
-        return [_loader(path, given) for path in _expand(paths)]
+        return [(path.stem, _loader(path, given)) for path in _expand(paths)]
     for key, option in (("model", "--model"), ("prompts", "--prompt, --tokens or --probe")):
         if key not in given and not (key == "prompts" and "probe" in given):
             raise UsageError(
@@ -236,7 +215,8 @@ def _loaders(
                 found="neither",
                 advice='try: parity run --model MODEL --prompt "The capital of France is"',
             )
-    return [lambda: Case(name=_name_of(given["model"]), **{"prompts": (), **given})]
+    name = _name_of(given["model"])
+    return [(name, lambda: Case(name=name, **{"prompts": (), **given}))]
 
 
 def _loader(path: Path, given: dict[str, Any]) -> Callable[[], "Case"]:
@@ -278,15 +258,3 @@ def _check_json(json_file: Path | None, cases: int) -> None:
             found=str(cases),
             advice="leave it out: --report-dir gets a CASE.json of each",
         )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            str(path),
-            expected="a readable result file",
-            found=(error.strerror or type(error).__name__).lower(),
-            advice="name a JSON file that `parity run` wrote",
-        ) from None

@@ -1,6 +1,8 @@
 """What commands that compare share: token ids of an option, and where results go."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,15 +10,34 @@ from .console import console, show_paths
 from .errors import UsageError
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from .result import RunResult
 
 
 class Outputs:
-    """Where results of one command go: the terminal, a JSON file, a folder of reports."""
+    """Where results of one command go: the terminal, files of each, files of all together.
 
-    def __init__(self, json_file: Path | None, report_dir: Path | None) -> None:
+    Args:
+        json_file: Gets the one result as JSON, None for nowhere.
+        report_dir: Folder that gets a page and a JSON file of each.
+        markdown: Gets all results, a section each; written anew after each of them.
+        junit: Gets all results, a suite each; written anew after each of them.
+    """
+
+    def __init__(
+        self,
+        json_file: Path | None,
+        report_dir: Path | None,
+        *,
+        markdown: Path | None = None,
+        junit: Path | None = None,
+    ) -> None:
         self.json_file = json_file
         self.report_dir = report_dir
+        self._markdown, self._junit = markdown, junit
+        self._sections: list[str] = []
+        self._suites: list[Element] = []
         self.stems: dict[str, str] = {}
         self.pages: list[Path] = []
         self._to_stdout = json_file is not None and str(json_file) == "-"
@@ -44,8 +65,29 @@ class Outputs:
         finally:
             self._show(result)
 
+    @contextmanager
+    def accounted(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong inside is in the files of all results, in place of a result.
+
+        Args:
+            name: Of the case that runs inside.
+        """
+        before = len(self._suites)
+        try:
+            yield
+        except Exception as error:
+            if len(self._suites) == before:
+                from .report.junit import error_suite
+                from .report.markdown import error_view
+
+                message = str(error) or type(error).__name__
+                self._write_together(error_view(name, message), error_suite(name, message))
+            raise
+
     def _write(self, result: "RunResult", stem: str) -> None:
         from .report.files import write_report, write_whole
+        from .report.junit import suite
+        from .report.markdown import to_markdown
         from .result import to_json
 
         if self._to_stdout:
@@ -54,6 +96,25 @@ class Outputs:
             write_whole(self.json_file, to_json(result) + b"\n")
         if self.report_dir is not None:
             self.pages.append(write_report(result, self.report_dir, stem=stem).html)
+        if self._markdown is not None or self._junit is not None:
+            self._write_together(to_markdown(result), suite(result))
+
+    def _write_together(self, section: str, suite: "Element") -> None:
+        """Add one case to the files of all of them."""
+        from .report.files import write_together
+        from .report.junit import document
+        from .report.markdown import join
+
+        self._sections.append(section)
+        self._suites.append(suite)
+        views = {self._markdown: join(self._sections), self._junit: document(self._suites)}
+        write_together(
+            {
+                path: text.encode("utf-8", "backslashreplace")
+                for path, text in views.items()
+                if path is not None
+            }
+        )
 
     def _show(self, result: "RunResult") -> None:
         from .report.text import View

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..result import ProbeInfo, ProbeReport, RunResult
 from . import wording
-from .tables import open_table
+from .tables import Fitting, open_table
 from .wording import visible
 
 
@@ -27,14 +27,14 @@ def probe_parts(report: ProbeReport, result: RunResult, gap: int) -> Iterator[Re
     for probe in report.probes:
         units = wording.units(worst_units(probe.name, result))
         table.add_row(*(Text(visible(x)) for x in (probe.name, fed(probe), units)), _topics(probe))
-    yield table
+    yield Fitting(table)
     hidden = [sight for sight in report.sights if not sight.shown]
     table = open_table("Faults that these probes do not show", gap)
     table.add_column("topic", overflow="fold", min_width=12)
     table.add_column("why", overflow="fold", ratio=1)
     for sight in hidden:
         table.add_row(Text(visible(sight.topic)), Text(visible(sight.why), style="dim"))
-    yield table
+    yield Fitting(table)
 
 
 def fed(probe: ProbeInfo) -> str:

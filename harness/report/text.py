@@ -11,7 +11,7 @@ from rich.text import Text
 from ..result import CandidateVerdict, Diagnosis, Divergence, PromptResult, RunResult, Verdict
 from . import causes, wording
 from .probes import probe_parts
-from .tables import open_table
+from .tables import Fitting, open_table
 from .wording import visible
 
 _STYLES = {
@@ -173,7 +173,7 @@ def _candidates(result: RunResult, gap: int) -> RenderableType:
             Text(candidate.verdict.value, style=_STYLES[candidate.verdict]),
             *(Text(visible(cell)) for cell in wording.candidate_cells(candidate)),
         )
-    return Group(table, *(_reason(c, result) for c in result.candidates))
+    return Group(Fitting(table), *(_reason(c, result) for c in result.candidates))
 
 
 def _logits(prompt: PromptResult, gap: int) -> RenderableType:
@@ -186,7 +186,7 @@ def _logits(prompt: PromptResult, gap: int) -> RenderableType:
         table.add_row(
             Text(visible(pair.a)), Text(visible(pair.b)), *wording.pair_cells(pair, prompt)
         )
-    return table
+    return Fitting(table)
 
 
 def _unavailable(candidate: CandidateVerdict) -> RenderableType:
