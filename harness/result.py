@@ -517,6 +517,8 @@ class RunResult:
             engine where no model was at hand to replay on.
         probe: The probes that were run, None if none was asked for.
         diagnoses: Why candidates fail, in data-flow order.
+        stopped: What ended the run before its end and where, in words; empty for a run that came
+            to its end. What is there is what was known by then.
     """
 
     case: str
@@ -532,6 +534,7 @@ class RunResult:
     against: str = "the float64 reference"
     probe: ProbeReport | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
+    stopped: str = ""
     format: str = field(default=FORMAT)
     version: int = field(default=VERSION)
 
@@ -596,6 +599,9 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
         ) from None
     found = (head.get("format"), head.get("version")) if isinstance(head, dict) else type(head)
     if found != (FORMAT, VERSION):
+        version = head.get("version") if isinstance(head, dict) else None
+        if isinstance(version, int) and version > VERSION and head.get("format") == FORMAT:
+            advice = f"a later release wrote it: pip install -U logits-parity, or {advice}"
         raise UsageError(
             where, expected=f"format {FORMAT} version {VERSION}", found=str(found), advice=advice
         )

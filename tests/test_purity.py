@@ -59,6 +59,7 @@ EDGES = {
     "report/folder.py": "reads a folder of results",
     "report/html.py": "reads its own template",
     "report/index.py": "reads its own template",
+    "result_schema.py": "prints the schema",
     "score/command.py": "the command line; draws prompts from a seed that is given",
     "seeds/command.py": "the command line",
     "start.py": "signals and the end of the process",
