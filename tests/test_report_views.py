@@ -8,7 +8,8 @@ import pytest
 
 from harness.errors import UsageError
 from harness.report import files
-from harness.report.html import cell, shade, to_html
+from harness.report.html import to_html
+from harness.report.layer_map import cell, shade
 from harness.report.text import failure_text, summary_line, to_text
 from harness.result import Comparison, EngineInfo, Greedy, RunResult, TapStatus, Verdict
 
@@ -96,7 +97,9 @@ def everything_evil(result: RunResult) -> RunResult:
 def test_page_shows_hostile_text_as_text(sample: Sample) -> None:
     page = Page(to_html(everything_evil(sample(Verdict.FAIL))))
     names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "img", "iframe", "object", "form", "svg"}
+    assert not names & {"img", "iframe", "object", "form"}
+    own = [(tag, attrs.get("id")) for tag, attrs in page.tags if tag in ("script", "svg")]
+    assert own == [("svg", "growth"), ("script", "data"), ("script", None)]
     assert not [a for _, attrs in page.tags for a in attrs if a.startswith("on")]
     assert page.text.count("</script><script>alert(1)</script>") > 30
     assert "{{7*7}}" in page.text
@@ -132,7 +135,7 @@ def test_page_links_lead_somewhere(sample: Sample) -> None:
     assert len(ids) == len(set(ids))
     targets = {(attrs.get("href") or "")[1:] for tag, attrs in page.tags if tag == "a"}
     assert targets <= set(ids)
-    assert len(targets) == 5
+    assert len(targets) == 8
 
 
 def test_page_holds_every_part_of_the_result(sample: Sample) -> None:
@@ -153,9 +156,9 @@ def test_page_holds_every_part_of_the_result(sample: Sample) -> None:
     ):
         assert part in page.text, part
     styles = [attrs.get("class") for tag, attrs in page.tags if tag == "td"]
-    # The planted divergence, of both prompts and both chunks, which the map takes together.
-    assert styles.count("x2") == 2
-    assert styles.count("none") == 2 * 3 * 3
+    # The planted divergence, of both chunks, which a map takes together; the other prompt is data.
+    assert styles.count("x2") == 1
+    assert styles.count("none") == 3 * 3
     titles = [attrs.get("title") or "" for _, attrs in page.tags]
     assert any(title.startswith("layers.1.attn.q_rope, prefill: 15,756 units") for title in titles)
     assert sum("marked" in (attrs.get("class") or "") for _, attrs in page.tags) == 1

@@ -1,60 +1,62 @@
-"""The page: one HTML file of a result, without scripts and without anything from elsewhere."""
+"""The page: one HTML file of a result, with nothing from elsewhere.
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+What must be readable in print and without a script is rendered here; a small script draws the
+rest from one block of data. The policy in the page's head lets exactly that script run, by its
+hash.
+"""
+
+import base64
+import hashlib
 from pathlib import Path
 
-from ..result import Comparison, Element, PromptResult, RunResult, TapStatus
-from ..taps import chunk_name, split
-from . import causes, probes, wording
+from ..result import RunResult
+from . import causes, layer_map, page_data, probes, side_by_side, story, wording
 
-#: Shades of the map at and below the limit; one step halves the units.
-SHADES = 6
+_TEMPLATES = Path(__file__).parent / "templates"
 
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One field of the map: what it shows, how it looks, what it says when pointed at."""
-
-    text: str
-    style: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Map:
-    """Layer by tap, of one candidate on one prompt; the worst of all chunks in each field."""
-
-    candidate: str
-    kinds: tuple[str, ...]
-    layers: tuple[tuple[int, tuple[Cell, ...]], ...]
-    outside: tuple[tuple[str, Cell], ...]
-    taps: tuple[Comparison, ...]
+#: Parts of the script, in order.
+_SCRIPTS = ("data.js", "draw.js", "map.js", "detail.js", "growth.js", "page.js")
 
 
 def to_html(result: RunResult) -> str:
     """Render a result as a page. Whatever the result holds is shown as text, never as markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    template = environment.get_template("report.html")
-    return template.render(
+    code = script()
+    return environment.get_template("report.html").render(
         result=result,
         words=wording,
         why=causes,
         probing=probes,
-        maps=[_maps(prompt, result) for prompt in result.prompts],
-        marked=_marked(result),
-        shades=SHADES,
+        story=story,
+        beside=side_by_side,
+        maps=list(layer_map.maps(result)),
+        marked=story.marked(result),
+        shades=layer_map.SHADES,
+        script=Markup(code),  # ours, from the files beside this one
+        script_hash=Markup(digest(code)),
+        data=Markup(page_data.to_block(result)),  # base64
     )
+
+
+def script() -> str:
+    """The page's script: strict, and with no name of its own in the page."""
+    parts = "\n".join((_TEMPLATES / name).read_text("utf-8") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def digest(code: str) -> str:
+    """Hash of a script as a policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode()
 
 
 def _finalize(value: object) -> object:
@@ -63,95 +65,3 @@ def _finalize(value: object) -> object:
     A subclass of str is what jinja has already escaped.
     """
     return wording.visible(value, keep="\n\t") if type(value) is str else value
-
-
-def _marked(result: RunResult) -> set[tuple[str, int | None]]:
-    """Prompts and columns of their rows that a divergence points at."""
-    marked = set()
-    chunks = {prompt.name: prompt.chunks for prompt in result.prompts}
-    for candidate in result.candidates:
-        divergence = candidate.first_divergence
-        if divergence is None:
-            continue
-        worst = divergence.comparison.local or divergence.comparison.difference
-        if worst is not None:
-            before = sum(chunks.get(divergence.prompt, ())[: divergence.chunk])
-            marked.add((divergence.prompt, _column(worst.worst, before)))
-    return marked
-
-
-def _column(element: Element, before: int) -> int | None:
-    """Where an element's query stands in its row, pads included."""
-    at = element.axes.find("T")
-    return element.position if at < 0 else before + element.index[at]
-
-
-def _maps(prompt: PromptResult, result: RunResult) -> list[Map]:
-    by_candidate: dict[str, list[Comparison]] = {}
-    for comparison in prompt.comparisons:
-        by_candidate.setdefault(comparison.candidate, []).append(comparison)
-    return [_map(name, found, result) for name, found in by_candidate.items()]
-
-
-def _map(candidate: str, comparisons: list[Comparison], result: RunResult) -> Map:
-    by_tap: dict[str, list[Comparison]] = {}
-    for comparison in sorted(comparisons, key=lambda c: c.order):
-        by_tap.setdefault(comparison.tap, []).append(comparison)
-    layers: dict[int, dict[str, Cell]] = {}
-    kinds: dict[str, None] = {}
-    outside = []
-    for tap, found in by_tap.items():
-        name, field = split(tap), cell(found, limit=result.unit_limit)
-        if name.layer is None:
-            outside.append((tap, field))
-        else:
-            layers.setdefault(name.layer, {})[name.kind] = field
-            kinds[name.kind] = None
-    empty = Cell("", "absent", "not a tap of this layer")
-    rows = tuple(
-        (layer, tuple(layers[layer].get(kind, empty) for kind in kinds)) for layer in sorted(layers)
-    )
-    return Map(candidate, tuple(kinds), rows, tuple(outside), tuple(comparisons))
-
-
-def cell(found: Iterable[Comparison], *, limit: float) -> Cell:
-    """The field of one tap: the worst of its chunks."""
-    worst = max(found, key=_severity)
-    title = f"{worst.tap}, {chunk_name(worst.chunk, worst.prefill)}: "
-    if worst.status is not TapStatus.COMPARED:
-        text = {TapStatus.UNAVAILABLE: "\N{MIDDLE DOT}", TapStatus.NOT_FINITE: "nan"}
-        return Cell(
-            text.get(worst.status, "!"),
-            "none" if worst.status is TapStatus.UNAVAILABLE else "broken",
-            title + worst.status.value + (f" ({worst.note})" if worst.note else ""),
-        )
-    difference = worst.difference
-    end = f"max abs {wording.number(difference.max_abs)} end to end" if difference else ""
-    if worst.local is None:
-        text_or_none = wording.short(difference.max_abs) if difference else wording.NONE
-        return Cell(text_or_none, "unreplayed", f"{title}not replayed; {end}")
-    return Cell(
-        wording.units(worst.local.units),
-        shade(worst.local.units, limit=limit),
-        f"{title}{wording.units(worst.local.units)} units; {end}",
-    )
-
-
-def shade(units: float, *, limit: float) -> str:
-    """Style of a field, on a log scale: ``u0`` to ``u5`` within the limit, ``x0`` to ``x2`` over.
-
-    The last shade within is the upper half of what is allowed, each one before it half of that.
-    """
-    if math.isnan(units) or units > limit:
-        steps = math.log(units / limit, 16) if math.isfinite(units) and limit > 0 else 2
-        return f"x{min(int(steps), 2)}"
-    steps = math.floor(math.log2(limit / units)) if units > 0 else SHADES
-    return f"u{max(SHADES - 1 - steps, 0)}"
-
-
-def _severity(comparison: Comparison) -> tuple[int, float]:
-    rank = {TapStatus.UNAVAILABLE: 0, TapStatus.COMPARED: 1}.get(comparison.status, 3)
-    if comparison.local is None:
-        return (rank, comparison.difference.max_abs if comparison.difference else 0.0)
-    units = comparison.local.units
-    return (rank, math.inf if math.isnan(units) else units)
