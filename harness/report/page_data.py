@@ -25,7 +25,7 @@ from ..result import (
     RunResult,
     Spread,
 )
-from ..spread import LOWEST, MOST_POSITIONS, SIGNS, decode
+from ..spread import LOWEST, MOST_POSITIONS, SIGNS
 from ..taps import AXES, chunk_name
 from . import wording
 from .side_by_side import errors_by_token, shading_pair
@@ -35,6 +35,9 @@ VERSION = 1
 
 #: Most bytes of the block; of the healthiest taps, the spread is then left out.
 MOST_BYTES = 4_500_000
+
+#: Most forward passes that get a name; a result read from a file may say any number.
+_MOST_PASSES = 4096
 
 #: Unit roundoff of the dtypes that candidates compute in.
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
@@ -156,7 +159,7 @@ def _prompt(prompt: PromptResult, names: Names, result: RunResult, floor: float)
 def _passes(prompt: PromptResult) -> int:
     last = max((c.chunk for c in prompt.comparisons), default=-1)
     last = max((p.chunk for p in prompt.pairs), default=last)
-    return max(len(prompt.chunks), last + 1)
+    return min(max(len(prompt.chunks), last + 1), _MOST_PASSES)
 
 
 def _columns(
@@ -232,13 +235,17 @@ def severity(comparison: Comparison, result: RunResult) -> float:
     """How much a reader wants to see of a tap: 1 at the limit, infinite for what is not finite."""
     if comparison.local is not None:
         units = comparison.local.units
-        return math.inf if math.isnan(units) else units / result.unit_limit
+        return math.inf if math.isnan(units) else _ratio(units, result.unit_limit)
     if comparison.difference is None:
         return 0.0
     end = comparison.difference
     if not math.isfinite(end.max_abs):
         return math.inf
-    return end.max_abs / max(result.tolerance, 1e-3 * end.magnitude)
+    return _ratio(end.max_abs, max(result.tolerance, 1e-3 * end.magnitude))
+
+
+def _ratio(found: float, limit: float) -> float:
+    return found / limit if limit > 0 else found
 
 
 def _spread_floor(result: RunResult, share: float) -> float:
@@ -272,6 +279,6 @@ def _shaded_by(prompt: PromptResult) -> int:
 
 def _logits(pair: LogitsPair, prompt: PromptResult, names: Names) -> list[object]:
     """Engines, the largest difference, and that of each token, as [row, column, error]."""
-    errors = errors_by_token(prompt, decode(pair.positions))
+    errors = errors_by_token(prompt, pair.positions)
     known = [[row, column, digits(error, 3)] for (row, column), error in errors.items()]
     return [names.number(pair.a), names.number(pair.b), digits(pair.max_abs), known]

@@ -117,7 +117,7 @@ def shading_pair(prompt: PromptResult) -> LogitsPair | None:
 def tokens(prompt: PromptResult, marked: set[tuple[str, int | None]]) -> list[list[Shown]]:
     """The tokens of each row, those of decoding steps behind the prompt's."""
     pair = shading_pair(prompt)
-    errors = {} if pair is None else errors_by_token(prompt, decode(pair.positions))
+    errors = {} if pair is None else errors_by_token(prompt, pair.positions)
     rows = []
     for row, ids in enumerate(prompt.token_ids):
         texts = prompt.tokens[row] if row < len(prompt.tokens) else tuple(map(str, ids))
@@ -136,12 +136,16 @@ def tokens(prompt: PromptResult, marked: set[tuple[str, int | None]]) -> list[li
     return rows
 
 
-def errors_by_token(prompt: PromptResult, errors: list[float]) -> dict[tuple[int, int], float]:
+def errors_by_token(prompt: PromptResult, signs: str) -> dict[tuple[int, int], float]:
     """What the positions of a :class:`LogitsPair` say of each (row, column) of a prompt.
 
     They are those of the prompt's forward passes, one behind the other, row by row, without pads;
     of a long prompt, one for each stretch. Empty where they cannot be told to be of these.
     """
+    try:
+        errors = decode(signs)
+    except ValueError:  # read from a file that something else wrote
+        return {}
     slots = slots_of(prompt)
     step = math.ceil(len(slots) / _MOST_POSITIONS)
     if len(errors) == math.ceil(len(slots) / max(step, 1)):
@@ -184,7 +188,7 @@ def top_rows(prompt: PromptResult) -> list[list[tuple[str, str, bool]]]:
     for rank in range(max((len(top.token_ids) for top in prompt.top), default=0)):
         row = []
         for top in prompt.top:
-            if rank >= len(top.token_ids):
+            if rank >= min(len(top.token_ids), len(top.logits), len(top.probabilities)):
                 row.append(("", wording.NONE, False))
                 continue
             first = prompt.top[0].token_ids

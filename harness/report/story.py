@@ -98,9 +98,9 @@ def token_of(candidate: CandidateVerdict, result: RunResult) -> str | None:
         return None
     row = worst.index[0] if worst.axes.startswith("B") and worst.index else 0
     for prompt in result.prompts:
-        if prompt.name == candidate.first_divergence.prompt and row < len(prompt.tokens):
+        if prompt.name == candidate.first_divergence.prompt and 0 <= row < len(prompt.tokens):
             texts = prompt.tokens[row]
-            return texts[at] if at < len(texts) else None
+            return texts[at] if 0 <= at < len(texts) else None
     return None
 
 
@@ -110,7 +110,7 @@ def _column(candidate: CandidateVerdict, result: RunResult) -> int | None:
     if divergence is None or worst is None:
         return None
     at = worst.axes.find("T")
-    if at < 0:
+    if not 0 <= at < len(worst.index):
         return worst.position
     chunks = {p.name: p.chunks for p in result.prompts}.get(divergence.prompt, ())
     return sum(chunks[: divergence.chunk]) + worst.index[at]

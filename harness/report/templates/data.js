@@ -61,6 +61,11 @@ function readRow(data, prompt, index) {
   };
 }
 
+// The forward pass of a row, in words.
+function passOf(row, data) {
+  return data.prompts[row.prompt].chunks[row.chunk] ?? `pass ${row.chunk}`;
+}
+
 // Rows of one candidate, or of one pair of candidates, on one prompt or (-1) on all.
 function selectRows(data, view, prompt) {
   const rows = [];

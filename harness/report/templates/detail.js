@@ -6,7 +6,7 @@ function showDetail(panel, field, data, onClose) {
   close.addEventListener("click", onClose);
   const heading = make("h3", { tabindex: -1 }, field.tap);
   const body = make("div", {});
-  const label = (row) => `${data.prompts[row.prompt].name}, ${data.prompts[row.prompt].chunks[row.chunk]}`;
+  const label = (row) => `${data.prompts[row.prompt].name}, ${passOf(row, data)}`;
   const choose = (index) => body.replaceChildren(...describeField(parts[index], data));
   let chooser = null;
   if (parts.length > 1) {

@@ -133,7 +133,7 @@ class LayerMap {
   cell(field, data) {
     if (!field) return make("td", { class: "absent" });
     const { row, shown } = field.rows[0];
-    const where = `${data.prompts[row.prompt].chunks[row.chunk]} of ${data.prompts[row.prompt].name}`;
+    const where = `${passOf(row, data)} of ${data.prompts[row.prompt].name}`;
     const words = `${field.tap}: ${shown.words}; ${where}`;
     const button = make("button", { type: "button", tabindex: -1, "aria-label": words, title: words }, shown.text);
     button.dataset.tap = field.tap;
