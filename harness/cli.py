@@ -152,13 +152,15 @@ def run(
     given = {key: value for key, value in overrides.items() if value is not None}
     outputs = Outputs(json_file, None if no_report else report_dir, markdown=markdown, junit=junit)
     codes: list[int] = []
-    with reported(codes, debug=debug):
-        loaders = _loaders(cases or [], prompt or [], tokens or [], padding, given)
-        _check_json(json_file, len(loaders))
-        for name, load in loaders:
-            with reported(codes, debug=debug), outputs.accounted(name):
-                codes.append(_run_one(load(), outputs))
-    outputs.finish()
+    try:
+        with reported(codes, debug=debug):
+            loaders = _loaders(cases or [], prompt or [], tokens or [], padding, given)
+            _check_json(json_file, len(loaders))
+            for name, load in loaders:
+                with reported(codes, debug=debug), outputs.accounted(name):
+                    codes.append(_run_one(load(), outputs, codes, debug=debug))
+    finally:
+        outputs.finish()
     raise typer.Exit(worst(codes))
 
 
@@ -166,19 +168,32 @@ app.command()(report)
 app.command()(index)
 
 
-def _run_one(case: "Case", outputs: Outputs) -> int:
+def _run_one(case: "Case", outputs: Outputs, codes: list[int], *, debug: bool) -> int:
+    """Run a case; where that does not come to its end, what is known by then is put out as well."""
     stem = outputs.claim(case.name)
-    with progress(case.name) as show:
-        result = _run_case(case, show)
+    partial: list[RunResult] = []
+    try:
+        with progress(case.name) as show:
+            result = _run_case(case, show, partial.append)
+    except (Exception, KeyboardInterrupt):
+        for known in partial:
+            with reported(codes, debug=debug):
+                outputs.put(known, stem)
+        raise
     outputs.put(result, stem)
     return result.exit_code
 
 
-def _run_case(case: "Case", progress: Callable[[str, int, int], None]) -> "RunResult":
+def _run_case(
+    case: "Case",
+    progress: Callable[[str, int, int], None],
+    on_stop: Callable[["RunResult"], None],
+) -> "RunResult":
     """The one call of the pipeline."""
     from .pipeline import run_case
 
-    return run_case(case, progress=progress, command=shlex.join(["parity", *sys.argv[1:]]))
+    command = shlex.join(["parity", *sys.argv[1:]])
+    return run_case(case, progress=progress, command=command, on_stop=on_stop)
 
 
 def _loaders(

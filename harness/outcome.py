@@ -143,6 +143,8 @@ def _logits_table(
     record: Record, chosen: Mapping[str, TokenIds], prefill: int
 ) -> tuple[LogitsPair, ...]:
     """Every pair of engines on the prompt's logits, the float64 reference among them."""
+    if len(record.logits) < prefill:  # the walk broke off before
+        return ()
     passes = [_everyone(seen) for seen in record.logits[:prefill]]
     everyone = passes[0]
     if prefill > 1:

@@ -18,9 +18,11 @@ from .participants import RunningEngine
 from .probe.plan import make_plan
 from .prompts import passes_of, require_room, tokens_of
 from .references_seam import step as seam
+from .replay.lockstep import Record
 from .replay.precision import DTYPES
 from .result import ProbeReport, PromptResult, RunResult
 from .subject import Subject, load_subject, refusals_as_errors
+from .unfinished import OnStop, Underway, tell
 from .walk import walk
 
 #: Called with a stage in words, how much of it is done and how much there is.
@@ -31,13 +33,20 @@ def _silent(stage: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def run_case(case: Case, *, progress: Progress | None = None, command: str = "") -> RunResult:
+def run_case(
+    case: Case,
+    *,
+    progress: Progress | None = None,
+    command: str = "",
+    on_stop: OnStop | None = None,
+) -> RunResult:
     """Load a case's model and engines and compare them on its prompts.
 
     Args:
         case: What to compare.
         progress: Told how far the run is.
         command: What the user typed, for the record.
+        on_stop: See :func:`compare`.
 
     Raises:
         ParityError: Unusable input, an engine that cannot be loaded.
@@ -55,7 +64,16 @@ def run_case(case: Case, *, progress: Progress | None = None, command: str = "")
         )
         engines.append(engine)
     show("load model", 1 + len(names), 1 + len(names))
-    return compare(subject, engines, prompts, case, progress=show, watch=watch, command=command)
+    return compare(
+        subject,
+        engines,
+        prompts,
+        case,
+        progress=show,
+        watch=watch,
+        command=command,
+        on_stop=on_stop,
+    )
 
 
 def compare(
@@ -67,6 +85,7 @@ def compare(
     progress: Progress = _silent,
     watch: Stopwatch | None = None,
     command: str = "",
+    on_stop: OnStop | None = None,
 ) -> RunResult:
     """Compare loaded engines with the reference.
 
@@ -78,25 +97,36 @@ def compare(
         progress: Told how far the run is.
         watch: Started when the run began.
         command: What the user typed, for the record.
+        on_stop: Called with what is known by then where an exception ends the run; the exception
+            goes on afterwards. Not called where nothing was compared.
     """
     watch = watch or Stopwatch()
     case, prompts, probe = _with_probes(subject, engines, case, prompts, progress)
     sides = [RunningEngine(engine) for engine in engines]
     diagnosing = Diagnosing(subject, sides)
-    results = [
-        _compare_prompt(subject, engines, prompt, tokens, case, progress, diagnosing)
-        for prompt, tokens in zip(case.prompts, prompts, strict=True)
-    ]
-    result = conclude(
-        subject,
-        sides,
-        results,
-        case=case.name,
-        environment=watch.environment(
+    underway = Underway([prompt.name for prompt in case.prompts])
+
+    def concluded() -> RunResult:
+        environment = watch.environment(
             threads=case.threads or _default_threads(), seed=case.seed, command=command
-        ),
-    )
-    return replace(diagnosing.complete(result, progress=progress), probe=probe)
+        )
+        results = underway.done if underway.known is None else underway.results()
+        whole = conclude(subject, sides, results, case=case.name, environment=environment)
+        return replace(whole, probe=probe)
+
+    try:
+        for prompt, tokens in zip(case.prompts, prompts, strict=True):
+            underway.end(
+                _compare_prompt(
+                    subject, engines, prompt, tokens, case, progress, diagnosing, underway
+                )
+            )
+        underway.enter("looking for causes")
+        return diagnosing.complete(concluded(), progress=progress)
+    except (Exception, KeyboardInterrupt) as error:
+        if on_stop is not None:
+            tell(on_stop, error, underway, lambda: diagnosing.so_far(concluded()))
+        raise
 
 
 def _with_probes(
@@ -137,7 +167,9 @@ def _compare_prompt(
     case: Case,
     progress: Progress,
     diagnosing: Diagnosing,
+    underway: Underway,
 ) -> PromptResult:
+    underway.enter(f"preparing prompt {prompt.name}")
     with refusals_as_errors():
         subject.model.require_tokens(tokens)
     decode = case.decode if prompt.decode is None else prompt.decode
@@ -148,13 +180,30 @@ def _compare_prompt(
     chosen: dict[str, TokenIds] = {}
     for done, engine in enumerate(engines):
         progress(f"{prompt.name}: greedy tokens", done, len(engines))
+        underway.enter(f"{engine.name} chose greedy tokens after prompt {prompt.name}")
         chosen[engine.name] = greedy(engine, tokens, count)
     progress(f"{prompt.name}: greedy tokens", len(engines), len(engines))
     passes = passes_of(prompt, tokens)
     chunks = [*passes, *_following(engines[0], tokens, chosen, decode, padding)]
     diagnosing.begin(prompt.name, chunks)
+    record = Record([], [], [])
+
+    def known() -> PromptResult:
+        return prompt_result(
+            subject,
+            record,
+            chunks,
+            name=prompt.name,
+            text=prompt.text or "",
+            padding=padding,
+            prefill=len(passes),
+            chosen=chosen if count else None,
+        )
+
+    underway.known = known
+    underway.enter(f"comparing prompt {prompt.name}")
     with refusals_as_errors():
-        record = walk(
+        walk(
             subject,
             [RunningEngine(engine) for engine in engines],
             chunks,
@@ -164,20 +213,13 @@ def _compare_prompt(
             progress=lambda done, total: progress(f"{prompt.name}: replay", done, total),
             on_failure=diagnosing.look,
             measure=diagnosing.measure,
+            record=record,
         )
     diagnosing.end(record)
     if count:
+        underway.enter(f"the reference chose greedy tokens after prompt {prompt.name}")
         chosen = {TRUTH: _true_greedy(subject, tokens, chosen, case), **chosen}
-    return prompt_result(
-        subject,
-        record,
-        chunks,
-        name=prompt.name,
-        text=prompt.text or "",
-        padding=padding,
-        prefill=len(passes),
-        chosen=chosen if count else None,
-    )
+    return known()
 
 
 def _following(

@@ -24,6 +24,7 @@ def walk(
     progress: Callable[[int, int], None],
     on_failure: Callable[[Replayed], None] | None = None,
     measure: Measure | None = None,
+    record: Record | None = None,
     lanes: Callable[[int | None], AbstractContextManager[Executor]] = side_by_side,
 ) -> Record:
     """Compare every tap of every participant, op by op.
@@ -39,6 +40,8 @@ def walk(
         progress: Told how many layers are done, and of how many.
         on_failure: Called with every op that does not replay, in data-flow order.
         measure: Fits the constants of every op; see :data:`harness.replay.lane.Measure`.
+        record: Filled in, and returned; it has what was compared by then where the walk breaks
+            off.
         lanes: Makes what runs the lanes from the number of threads; it is closed before the
             participants are, because a lane may be waiting for one.
     """
@@ -61,17 +64,30 @@ def walk(
             on_failure=on_failure,
             measure=measure,
             on_layer=lambda chunk, layer: progress(chunk * layers + layer, len(chunks) * layers),
+            record=record,
         )
-        position = 0
-        for index, tokens in enumerate(chunks):
-            end = position + tokens.shape[1]
-            real = None if padding is None else padding.chunk(position, end)
-            step.begin(index, start=position, real=real)
-            queries = None if real is None else real.queries
-            if index == 0:
-                _, cache = subject.model.prefill(step, tokens, real=queries)
-            else:
-                subject.model.extend(step, tokens, cache, position=position, real=queries)
-            position = end
+        try:
+            _feed(subject, step, chunks, padding)
+            record = step.record
+        except BaseException:
+            step.give_up()
+            raise
         progress(len(chunks) * layers, len(chunks) * layers)
-        return step.record
+        return record
+
+
+def _feed(
+    subject: Subject, step: Lockstep, chunks: Sequence[TokenIds], padding: Padding | None
+) -> None:
+    """Walk through all forward passes."""
+    position = 0
+    for index, tokens in enumerate(chunks):
+        end = position + tokens.shape[1]
+        real = None if padding is None else padding.chunk(position, end)
+        step.begin(index, start=position, real=real)
+        queries = None if real is None else real.queries
+        if index == 0:
+            _, cache = subject.model.prefill(step, tokens, real=queries)
+        else:
+            subject.model.extend(step, tokens, cache, position=position, real=queries)
+        position = end

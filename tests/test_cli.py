@@ -31,13 +31,21 @@ class Fake:
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self.outcomes: dict[str, Verdict | BaseException] = {}
+        self.partial: dict[str, Verdict] = {}
         self.cases: list[Case] = []
 
-    def __call__(self, case: Case, progress: Callable[[str, int, int], None]) -> RunResult:
+    def __call__(
+        self,
+        case: Case,
+        progress: Callable[[str, int, int], None],
+        on_stop: Callable[[RunResult], None],
+    ) -> RunResult:
         self.cases.append(case)
         progress("prefill", 1, 3)
         outcome = self.outcomes.get(case.name, Verdict.ROUNDING)
         if isinstance(outcome, BaseException):
+            if case.name in self.partial:
+                on_stop(self.sample(self.partial[case.name], case=case.name))
             raise outcome
         return self.sample(outcome, case=case.name)
 
@@ -150,6 +158,38 @@ def test_run_keeps_earlier_reports_when_a_run_fails(fake: Fake) -> None:
     parity("run", "a.toml")
     assert {path: path.read_bytes() for path in Path("reports").iterdir()} == before
     assert len(before) == 2
+
+
+@pytest.mark.parametrize("error", [EngineError, ZeroDivisionError, KeyboardInterrupt])
+def test_run_writes_what_is_known_of_a_run_that_stops(
+    fake: Fake, error: type[BaseException]
+) -> None:
+    how = {"expected": "x", "found": "y", "advice": "z"} if error is EngineError else {}
+    fake.outcomes["a"] = error("e", **how)
+    fake.partial["a"] = Verdict.NOT_COMPARABLE
+    options = ("--junit", "all.xml", "--markdown", "all.md")
+    result = parity("run", "a.toml", "b.toml", *options)
+    interrupted = error is KeyboardInterrupt
+    assert result.exit_code == (130 if interrupted else 2)  # the error's, not the verdict's
+    assert from_json(Path("reports/a.json").read_bytes()).verdict is Verdict.NOT_COMPARABLE
+    assert Path("reports/a.html").read_text().startswith("<!DOCTYPE html>")
+    assert "NOT COMPARABLE: The engines cannot be compared (a)" in result.stdout
+    paths = [os.path.join("reports", f"{name}.html") for name in ("a", *"b" * (not interrupted))]
+    assert result.stdout.splitlines()[-len(paths) :] == paths
+    # Once in each file of all results, as what it is.
+    assert Path("all.xml").read_text().count('testsuite name="a"') == 1
+    assert Path("all.md").read_text().count("not comparable: `a`") == 1
+    assert len(fake.cases) == (1 if interrupted else 2)
+
+
+def test_run_says_why_what_is_known_cannot_be_written(fake: Fake) -> None:
+    Path("reports").write_text("a file")
+    fake.outcomes["a"] = EngineError("e", expected="x", found="y", advice="z")
+    fake.partial["a"] = Verdict.NOT_COMPARABLE
+    result = parity("run", "a.toml")
+    assert result.exit_code == 2
+    assert "Error: e\n" in result.stderr
+    assert "expected: a file that can be written" in result.stderr
 
 
 def test_run_refuses_two_cases_that_would_share_a_report(fake: Fake, tmp_path: Path) -> None:

@@ -150,6 +150,36 @@ def test_interruption_ends_the_command(desk: Any, server: Server, moment: str) -
     assert_undamaged(desk, before)
 
 
+@pytest.mark.parametrize(
+    ("moment", "known"),
+    [
+        ("choosing a token", False),
+        ("a tap of the prompt", False),
+        ("a tap of a decoding step", True),
+    ],
+)
+def test_interruption_leaves_what_was_compared_by_then(
+    desk: Any, server: Server, moment: str, *, known: bool
+) -> None:
+    """Where nothing was, the earlier report stays."""
+    before = desk.files()
+    ended = server.run(desk, MOMENTS[moment] if "#" in MOMENTS[moment] else f"{MOMENTS[moment]}#1")
+    assert ended["code"] == 130
+    assert ended["err"] == "Interrupted.\n"
+    after = desk.files()
+    if not known:
+        assert after == before
+        assert ended["out"] == ""
+        return
+    assert_undamaged(desk, before)
+    document = json.loads(after["case.json"])
+    assert document["verdict"] == "not comparable"
+    assert document["stopped"].startswith("interrupted; while comparing prompt p; the last tap")
+    assert ended["out"].startswith("NOT COMPARABLE")
+    assert b"interrupted; while comparing prompt p" in after["case.html"]
+    assert ended["out"].splitlines()[-1] == "reports/case.html"
+
+
 def test_interruption_tests_can_fail(desk: Any, server: Server) -> None:
     ended = server.run(desk, f"os:fsync#{NEVER}")
     assert ended["code"] == 0, ended

@@ -59,7 +59,10 @@ class Diagnosing:
         if record.logits and record.logits[0].real is None:
             self._weak.keep(self._prompt, self._tokens, record.logits[0])
 
+    def so_far(self, result: RunResult) -> RunResult:
+        """The result with what was found while it went on."""
+        return replace(result, diagnoses=self._doctor.diagnoses())
+
     def complete(self, result: RunResult, *, progress: Progress) -> RunResult:
         """The result with everything that was found."""
-        result = replace(result, diagnoses=self._doctor.diagnoses())
-        return self._weak.complete(result, progress=progress)
+        return self._weak.complete(self.so_far(result), progress=progress)

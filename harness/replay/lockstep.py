@@ -10,6 +10,7 @@ each parameter is lifted to float64 once for all lanes.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeVar
@@ -126,6 +127,7 @@ class Lockstep:
         on_failure: Called with every op that does not replay, in data-flow order.
         measure: Fits the constants of every op; see :data:`harness.replay.lane.Measure`.
         on_layer: Called with chunk and layer when the walk enters a layer.
+        record: Filled in; whoever gave it has what was compared also where the walk breaks off.
     """
 
     def __init__(
@@ -137,13 +139,14 @@ class Lockstep:
         on_failure: Callable[[Replayed], None] | None = None,
         measure: Measure | None = None,
         on_layer: Callable[[int, int], None] | None = None,
+        record: Record | None = None,
     ) -> None:
         self._candidates = tuple(candidates)
         self._dtypes = (dtype, *(c.dtype for c in candidates))
         self._precisions = tuple(precision(c.dtype) for c in candidates)
         self._executor = executor
         self._pending: deque[_Pending] = deque()
-        self._record = Record([], [], [])
+        self._record = Record([], [], []) if record is None else record
         self._on_failure = on_failure
         self._measure = measure
         self._on_layer = on_layer
@@ -165,6 +168,15 @@ class Lockstep:
         """Comparisons of all ops so far; waits for those that are still going on."""
         self._settle_all()
         return self._record
+
+    def give_up(self) -> None:
+        """Put what is compared by now on record, up to the first comparison that fails to be made.
+
+        Nobody is called about ops that do not replay: the walk is over.
+        """
+        self._on_failure = None
+        with suppress(Exception):  # it is of a walk that breaks off for a reason of its own
+            self._settle_all()
 
     def begin(self, chunk: int, *, start: int, real: RealColumns | None = None) -> None:
         """Enter the next chunk.

@@ -133,6 +133,7 @@ class EngineSource(AbstractContextManager["EngineSource"]):
         except _AbandonedError:
             pass
         except BaseException as error:
+            error.add_note(f"in engine {self._engine.name}")
             self._failure = error
         finally:
             self._hand_over()
