@@ -135,7 +135,9 @@ class LayerMap {
     const { row, shown } = field.rows[0];
     const where = `${passOf(row, data)} of ${data.prompts[row.prompt].name}`;
     const words = `${field.tap}: ${shown.words}; ${where}`;
-    const button = make("button", { type: "button", tabindex: -1, "aria-label": words, title: words }, shown.text);
+    // The name holds the text that is seen, for those who speak to their computer.
+    const name = { "aria-label": `${shown.text}, ${words}`, title: words };
+    const button = make("button", { type: "button", tabindex: -1, ...name }, shown.text);
     button.dataset.tap = field.tap;
     this.fields.set(button, field);
     return make("td", { class: shown.style }, button);
