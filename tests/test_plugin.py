@@ -29,10 +29,13 @@ from logits_parity.harness.result import from_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
-def run_case(case, *, progress=None, command=""):
+def run_case(case, *, progress=None, command="", on_stop=None):
     seen = RESULTS.parent / f"seen-{case.name}.txt"
     seen.write_text(f"{case.model} {' '.join(case.engines)} {command}")
     path = RESULTS / f"{case.name}.json"
+    part = RESULTS / f"{case.name}-part.json"
+    if part.exists():
+        on_stop(from_json(part.read_bytes()))
     if not path.exists():
         kind = MissingPackageError if case.name == "absent" else EngineError
         raise kind("hf:flash", expected="it", found="none", advice="install it")
@@ -332,6 +335,16 @@ def test_no_report_is_written_where_none_is_wanted(project: Project) -> None:
     result.assert_outcomes(failed=1)
     assert not (project.path / "reports").exists()
     assert "HTML report" not in result.stdout.str()
+
+
+def test_case_that_stops_fails_with_its_error_and_leaves_a_report(project: Project) -> None:
+    project.outcome("smol-part", Verdict.NOT_COMPARABLE)
+    project.case("cases/smol.toml")
+    result = project.pytest("cases/", "--junitxml", "junit.xml")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["hf:flash: expected it, found none: install it"])
+    assert (project.path / "reports" / "smol.html").is_file()
+    assert 'value="not comparable"' in (project.path / "junit.xml").read_text()
 
 
 def test_setting_that_does_not_exist_is_a_usage_error(project: Project) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from harness import Case, HFEngine, Prompt, RunResult
+from harness import Case, HFEngine, Prompt, RunResult, cli
+from harness.engines import hf
 from harness.errors import EngineError, UsageError
 from harness.pipeline import compare
 from harness.report.views import Format, render
@@ -175,6 +177,37 @@ def test_a_run_that_comes_to_its_end_tells_nothing(run: Run, model: Any) -> None
     result = run([HFEngine(model, name="mine")])
     assert (result.verdict, result.stopped) == (Verdict.PASS, "")
     assert run.known == []
+
+
+def test_the_command_leaves_a_report_when_an_engine_breaks(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = EngineError("kernel", expected="memory", found="none", advice="free some")
+    calls: list[None] = []
+    real = hf.to_numpy
+
+    def give(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 120:
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(hf, "to_numpy", give)
+    before = desk.files()
+    ran = CliRunner().invoke(cli.app, ["run", "case.toml"])
+    assert ran.exit_code == 2
+    assert ran.stdout.startswith("NOT COMPARABLE")
+    assert ran.stderr.startswith("Error: kernel\n  expected: memory\n")
+    after = desk.files()
+    assert set(after) == set(before)
+    known = from_json(after["case.json"])
+    assert known.stopped.startswith("kernel: expected memory, found none: free some, in engine hf:")
+    assert known.environment.command
+    assert b"the last tap that was compared is" in after["case.html"]
+    calls.clear()
+    monkeypatch.setattr(hf, "to_numpy", lambda *_, **__: (_ for _ in ()).throw(error))
+    assert CliRunner().invoke(cli.app, ["run", "case.toml"]).exit_code == 2
+    assert desk.files() == after  # nothing was compared: the earlier report stays
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

@@ -13,6 +13,7 @@ from .outcome import SKIPPED, failure, record, setting
 
 if TYPE_CHECKING:
     from ..case import Case
+    from ..result import RunResult
 
 #: So much of a TOML file is read to see whether it is a case.
 _HEAD = 64 * 1024
@@ -81,7 +82,7 @@ class CaseItem(pytest.Item):
 
         try:
             case = self._overridden(load_case(self.path))
-            result = run_case(case, command=self._command())
+            result = run_case(case, command=self._command(), on_stop=self._record_part)
             where = record(self, result, safe_stem(self.report_name))
         except MissingPackageError as error:
             if setting(self.config, "parity_missing") == "skip":
@@ -91,6 +92,12 @@ class CaseItem(pytest.Item):
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if result.exit_code != 0:
             raise pytest.fail.Exception(failure(result, where), pytrace=False)
+
+    def _record_part(self, known: "RunResult") -> None:
+        """Write the report of a run that stops; the error that stops it is the test's failure."""
+        from ..case import safe_stem
+
+        record(self, known, safe_stem(self.report_name))
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """How the item is called in listings."""

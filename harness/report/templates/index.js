@@ -25,6 +25,6 @@
   };
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("input", show);
+  for (const kind of ["input", "change"]) form.addEventListener(kind, show);
   show();
 })();
