@@ -6,6 +6,7 @@ can be rendered again.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 FORMAT = "logits-parity/result"
 VERSION = 1
@@ -576,12 +577,14 @@ def to_json(result: RunResult) -> bytes:
     return msgspec.json.encode(result)
 
 
-def from_json(data: bytes, *, where: str = "result") -> RunResult:
+def from_json(data: bytes, *, where: str = "result", prompts: bool = True) -> RunResult:
     """Decode and validate a result document.
 
     Args:
         data: What :func:`to_json` wrote.
         where: Name for messages, for example the file's.
+        prompts: Whether to read them. Without, ``prompts`` is empty and of nearly all of the
+            document nothing but the syntax is looked at, which takes a tenth of the time.
 
     Raises:
         UsageError: Not a result document, or one of a version that this release does not read.
@@ -592,22 +595,42 @@ def from_json(data: bytes, *, where: str = "result") -> RunResult:
 
     advice = "write it again with `parity run --json`"
     try:
-        head = msgspec.json.decode(data)
+        head, found = _head(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             where, expected="a JSON document", found=str(error), advice=advice
         ) from None
-    found = (head.get("format"), head.get("version")) if isinstance(head, dict) else type(head)
     if found != (FORMAT, VERSION):
-        version = head.get("version") if isinstance(head, dict) else None
-        if isinstance(version, int) and version > VERSION and head.get("format") == FORMAT:
+        if isinstance(found, tuple) and _is_later(*found):
             advice = f"a later release wrote it: pip install -U logits-parity, or {advice}"
         raise UsageError(
             where, expected=f"format {FORMAT} version {VERSION}", found=str(found), advice=advice
         )
+    if not prompts:
+        data = msgspec.json.encode(head | {"prompts": msgspec.Raw(b"[]")})
     try:
         return msgspec.json.decode(data, type=RunResult)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            where, expected="a valid result", found=str(error), advice=advice
-        ) from None
+    except (msgspec.DecodeError, RecursionError) as error:  # values are read only here
+        valid = isinstance(error, msgspec.ValidationError)
+        expected = "a valid result" if valid else "a JSON document"
+        raise UsageError(where, expected=expected, found=str(error), advice=advice) from None
+
+
+def _head(data: bytes) -> tuple[dict[str, Any], object]:
+    """The keys of a document with values that are not read yet, and its format and version.
+
+    Of what is no object, its type in place of these.
+    """
+    import msgspec
+
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return {}, type(msgspec.json.decode(data))
+    return head, tuple(
+        msgspec.json.decode(head[key]) if key in head else None for key in ("format", "version")
+    )
+
+
+def _is_later(form: object, version: object) -> bool:
+    return form == FORMAT and isinstance(version, int) and version > VERSION

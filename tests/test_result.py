@@ -152,3 +152,40 @@ def test_first_divergence_is_that_of_the_first_candidate_that_has_one(sample: Sa
 def test_comparisons_are_those_of_all_prompts_in_order(sample: Sample) -> None:
     result = sample(prompts={"a": "A", "b": "B"})
     assert result.comparisons == result.prompts[0].comparisons + result.prompts[1].comparisons
+
+
+def test_a_result_without_its_prompts_is_the_same_otherwise(sample: Sample) -> None:
+    result = sample(Verdict.FAIL)
+    assert from_json(to_json(result), prompts=False) == replace(result, prompts=())
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"), [(1000, "expected a JSON document"), (-2, "expected a JSON document")]
+)
+def test_a_torn_result_is_refused_without_its_prompts_too(
+    sample: Sample, cut: int, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        from_json(to_json(sample())[:cut], prompts=False)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"rope":100000.0', b'"rope":' + b"[" * 100_000 + b"]" * 100_000),
+        (b'"rope":100000.0', b'"rope":[1,]'),
+        (b'"llama"', b'"\xff\xfe"'),
+        (b'"version":1', b'"version":1e999'),
+        (b'"version":1', b'"version":"\xff"'),
+        (b'"version":1', b'"version":' + b"[" * 100_000 + b"]" * 100_000),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused(
+    sample: Sample, old: bytes, new: bytes, *, prompts: bool
+) -> None:
+    data = to_json(sample())
+    assert data.count(old) == 1
+    with pytest.raises(UsageError, match=r"expected (a JSON document|format)"):
+        from_json(data.replace(old, new), prompts=prompts)

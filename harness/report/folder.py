@@ -104,7 +104,7 @@ def _read(path: Path) -> Listed | Unlisted:
             return Unlisted(path, "not a file")
         if path.stat().st_size > LARGEST:
             return Unlisted(path, f"larger than {LARGEST >> 20} MiB: not read")
-        result = from_json(path.read_bytes(), where=str(path))
+        result = from_json(path.read_bytes(), where=str(path), prompts=False)
     except OSError as error:
         return Unlisted(path, (error.strerror or type(error).__name__).lower())
     except UsageError as error:
