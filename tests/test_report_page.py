@@ -18,6 +18,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from harness.report.html import to_html
 from harness.result import RunResult, Verdict
+from harness.spread import encode
 
 Make = Callable[..., RunResult]
 AXE = Path(__file__).parents[1] / ".venv" / ".axe" / "axe.min.js"
@@ -227,6 +228,32 @@ def test_enter_opens_the_details_and_escape_returns(tab: Tab, page: str) -> None
     back = tab.press(Keys.ESCAPE)
     assert back.get_attribute("data-tap") == CULPRIT
     assert not panel.is_displayed()
+
+
+def test_strips_show_which_head_and_position_is_worst(
+    tab: Tab, sample: Make, spread_out: Make
+) -> None:
+    result = spread_out(sample(Verdict.ROUNDING))
+    prompt = result.prompts[0]
+    at = next(i for i, c in enumerate(prompt.comparisons) if c.tap == "layers.0.attn.q")
+    c = prompt.comparisons[at]
+    assert c.local is not None
+    assert c.local.spread is not None
+    heads = [1.0] * 9
+    heads[4] = 1e9  # more than a sign can say
+    odd = replace(c.local.spread, heads=encode(heads), positions=encode([4.0, *[1.0] * 11]))
+    odd_one = replace(c, local=replace(c.local, units=1e9, spread=odd))
+    others = (*prompt.comparisons[:at], odd_one, *prompt.comparisons[at + 1 :])
+    tab.open(to_html(replace(result, prompts=(replace(prompt, comparisons=others),))))
+    tab.run("arguments[0].click()", tab.field("layers.0.attn.q"))
+    by_position, by_head = tab.all("#detail .columns > div")[0].find_elements(
+        By.CSS_SELECTOR, ".strip"
+    )
+    assert by_position.accessible_name == "By position: largest at position 0, about 4.0 units"
+    assert by_head.accessible_name == "By head: largest at head 4, at least 46,341 units"
+    shades = [box.get_attribute("class") for box in by_head.find_elements(By.TAG_NAME, "span")]
+    assert shades == ["g0"] * 4 + ["g7"] + ["g0"] * 4
+    assert by_position.find_elements(By.TAG_NAME, "span")[1].get_attribute("class") == "g5"
 
 
 def test_details_follow_the_keys_and_a_click_opens_them(tab: Tab, page: str) -> None:

@@ -171,7 +171,12 @@ def test_story_says_what_since_why_and_what_to_do(sample: Make) -> None:
         None,
         "read rope_theta",
         "",
-        ("huggingface/candle#2714", "javascript:alert(1)", "a/b#c", "x/y/z#1"),
+        (
+            "https://github.com/huggingface/candle/issues/2714",
+            "javascript:alert(1)//https://github.com/a/b/issues/1",
+            "https://github.com/a/b/issues/1?x=<script>",
+            "https://elsewhere.com/a/b/issues/1",
+        ),
     )
     diagnosis = Diagnosis("hf:eager", "hello", 0, "layers.1.attn.q_rope", (), (cause,), ())
     rows = tell(replace(result, diagnoses=(diagnosis,)))[0].rows
@@ -220,6 +225,8 @@ def test_greedy_texts_are_cut_where_they_differ_first(sample: Make) -> None:
     assert (second.same, second.other) == (" It is ", "not")
     assert second.note == "token 3 is the first that differs: id 9, float64 has 3"
     assert third.note == "the same 3 tokens"
+    untold = replace(prompt, greedy=(replace(one, text=""), replace(other, text="")))
+    assert [(t.same, t.other) for t in greedy_texts(untold)] == [("1 2 3", ""), ("1 2 ", "9")]
 
 
 def test_positions_of_logits_find_their_tokens_past_pads_and_passes(sample: Make) -> None:

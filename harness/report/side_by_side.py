@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ..result import LogitsPair, PromptResult, RunResult
+from ..result import Greedy, LogitsPair, PromptResult, RunResult
 from ..spread import decode
 from ..verdict import describe_weight
 from . import wording
@@ -205,26 +205,27 @@ def greedy_texts(prompt: PromptResult) -> list[Text]:
     if not prompt.greedy:
         return []
     first = prompt.greedy[0]
+    start = _said(first)
     shown = []
     for greedy in prompt.greedy:
+        text = _said(greedy)
         pairs = zip_longest(greedy.token_ids, first.token_ids)
         at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         if at is None:
-            note = (
-                ""
-                if greedy is first
-                else f"the same {wording.count(len(greedy.token_ids), 'token')}"
-            )
-            shown.append(Text(greedy.engine, greedy.text, "", note))
+            same = f"the same {wording.count(len(greedy.token_ids), 'token')}"
+            shown.append(Text(greedy.engine, text, "", "" if greedy is first else same))
             continue
-        cut = next(
-            (i for i, (a, b) in enumerate(zip_longest(greedy.text, first.text)) if a != b),
-            len(greedy.text),
-        )
+        letters = enumerate(zip_longest(text, start))
+        cut = next((i for i, (a, b) in letters if a != b), len(text))
         ids = [str(g.token_ids[at]) if at < len(g.token_ids) else "none" for g in (greedy, first)]
         note = f"token {at + 1} is the first that differs: id {ids[0]}, {first.engine} has {ids[1]}"
-        shown.append(Text(greedy.engine, greedy.text[:cut], greedy.text[cut:], note))
+        shown.append(Text(greedy.engine, text[:cut], text[cut:], note))
     return shown
+
+
+def _said(greedy: Greedy) -> str:
+    """The text, or the ids where there is no tokenizer."""
+    return greedy.text or " ".join(map(str, greedy.token_ids))
 
 
 def weights(result: RunResult) -> list[tuple[str, str]]:

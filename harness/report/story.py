@@ -1,5 +1,6 @@
 """The verdict as a story: what disagrees, since which op, why, and what to do about it."""
 
+import re
 from dataclasses import dataclass
 
 from ..result import CandidateVerdict, Diagnosis, Element, RunResult, Verdict
@@ -21,6 +22,10 @@ _UNNAMED = (
 _NOT_FINITE = (
     "Look at the inputs of the first op that is not finite: what overflows in the candidate's"
     " dtype is finite in float64."
+)
+
+_REPORT = re.compile(
+    r"https://github\.com/([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)/(?:issues|pull|discussions)/([0-9]+)"
 )
 
 
@@ -64,22 +69,13 @@ def _why(diagnosis: Diagnosis) -> str:
 
 
 def report_links(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Public reports of the first cause: as they are written, and their address.
+    """Public reports of the first cause: a short name and the address.
 
-    Only names of the form ``owner/repository#number`` become links.
+    A result is read from a file: only what looks like an issue on GitHub becomes a link.
     """
-    links = []
-    for name in diagnosis.causes[0].reports if diagnosis.causes else ():
-        repository, _, number = name.partition("#")
-        plain = repository.replace("/", "", 1).replace("-", "").replace("_", "").replace(".", "")
-        if (
-            repository.count("/") == 1
-            and plain.isascii()
-            and plain.isalnum()
-            and number.isdecimal()
-        ):
-            links.append((name, f"https://github.com/{repository}/issues/{number}"))
-    return links
+    reports = diagnosis.causes[0].reports if diagnosis.causes else ()
+    found = [match for report in reports if (match := _REPORT.fullmatch(report))]
+    return [(f"{match[1]}#{match[2]}", match[0]) for match in found]
 
 
 def marked(result: RunResult) -> set[tuple[str, int | None]]:

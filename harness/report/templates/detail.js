@@ -91,9 +91,9 @@ function spreadColumn(title, facts, row, worst, spread, look) {
     const at = start + i * step;
     return step > 1 ? `positions ${at} to ${start + Math.min((i + 1) * step, length) - 1}` : `position ${at}`;
   };
-  if (positions.length) column.append(strip("By position", positions, stretch, look));
+  if (positions.length > 1) column.append(strip("By position", positions, stretch, look));
   const head = row.axes.includes("H") ? "head" : "kv head";
-  if (heads.length) column.append(strip(`By ${head}`, heads, (i) => `${head} ${i}`, look));
+  if (heads.length > 1) column.append(strip(`By ${head}`, heads, (i) => `${head} ${i}`, look));
   return column;
 }
 
@@ -172,11 +172,14 @@ function histogram(counts, data, look) {
   return make("figure", {}, make("figcaption", {}, words), draw("svg", box, bars));
 }
 
+// The darkest box is the largest, each shade before it half of that.
 function strip(title, values, name, look) {
-  const worst = values.indexOf(Math.max(...values));
-  const words = `${title}: largest at ${name(worst)}, about ${look.say(values[worst])}`;
+  const largest = Math.max(...values);
+  const most = 2 ** (look.data.lowest + (look.data.signs.length - 2) / 2); // that signs can say
+  const about = (value) => `${value >= most ? "at least" : "about"} ${look.say(value)}`;
+  const words = `${title}: largest at ${name(values.indexOf(largest))}, ${about(largest)}`;
   const cells = values.map((value, i) =>
-    make("span", { class: look.shade(value), title: `${name(i)}: about ${look.say(value)}` }),
+    make("span", { class: shadeOf(value, largest / 128, 2), title: `${name(i)}: ${about(value)}` }),
   );
   return make("figure", {}, make("figcaption", {}, words), make("div", { class: "strip", role: "img", "aria-label": words }, cells));
 }

@@ -19,9 +19,15 @@ function draw(tag, attributes = {}, ...children) {
 }
 
 function significant(value, most) {
-  if (Math.abs(value) >= 100 && Math.abs(value) < 1e5) return Math.round(value).toLocaleString("en-US");
-  const text = String(Number(value.toPrecision(most)));
-  return text.length > most + 4 ? Number(value.toPrecision(most)).toExponential() : text;
+  const size = Math.abs(value);
+  if (size >= 100 && size < 1e5) return Math.round(value).toLocaleString("en-US");
+  const rounded = Number(value.toPrecision(most));
+  const text = String(rounded);
+  return size >= 1e5 || text.length > most + 4 ? toPower(rounded) : text;
+}
+
+function toPower(value, most) {
+  return value.toExponential(most).replace("e+", "e");
 }
 
 function sayNumber(value, most = 3) {
@@ -32,7 +38,7 @@ function sayNumber(value, most = 3) {
 function sayUnits(value) {
   if (value === null || !Number.isFinite(value)) return sayNumber(value);
   if (value === 0) return "0";
-  if (Math.abs(value) >= 1e7) return value.toExponential(1);
+  if (Math.abs(value) >= 1e7) return toPower(value, 1);
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : value.toFixed(1);
 }
 
