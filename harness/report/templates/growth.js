@@ -29,6 +29,47 @@ function growthOf(data, candidate, roundoff, prompt, chunk) {
   return { line, band };
 }
 
+// Where a depth and a size are in the picture; sizes by powers of ten.
+function growthScale(values, deepest) {
+  const low = Math.floor(Math.log10(Math.min(...values)));
+  const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values))));
+  const x = (depth) => 60 + (depth / deepest) * 720;
+  const y = (value) => {
+    const power = value > 0 ? Math.log10(Number.isFinite(value) ? value : 10 ** high) : low;
+    return 20 + ((high - Math.min(high, Math.max(low, power))) / (high - low)) * 210;
+  };
+  const path = (points) => points.map(([depth, value]) => `${x(depth).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  return { low, high, deepest, x, y, path };
+}
+
+function growthAxes({ low, high, deepest, x, y }) {
+  const marks = [];
+  for (let power = low; power <= high; power += Math.ceil((high - low) / 8)) {
+    const at = y(10 ** power);
+    marks.push(draw("line", { class: "rule", x1: 60, x2: 780, y1: at, y2: at }));
+    marks.push(draw("text", { x: 54, y: at + 4, "text-anchor": "end" }, `1e${power}`));
+  }
+  for (let depth = 0; depth <= deepest; depth += Math.ceil(deepest / 16)) {
+    const name = depth ? String(depth - 1) : "embed";
+    marks.push(draw("text", { x: x(depth), y: 248, "text-anchor": "middle" }, name));
+  }
+  return marks;
+}
+
+function growthLine(one, { x, y, path }) {
+  const style = `line ${one.style}${one.chosen ? " chosen" : ""}`;
+  const points = one.line.map(([depth, value]) => {
+    const words = `${one.name}, ${depth ? `layer ${depth - 1}` : "embed"}: ${sayNumber(value)}`;
+    return draw("circle", { class: one.style, cx: x(depth), cy: y(value), r: 2.5 }, draw("title", {}, words));
+  });
+  return [draw("polyline", { class: style, points: path(one.line) }), ...points];
+}
+
+function growthKey(one, words) {
+  const line = draw("line", { class: `line ${one.style}`, x1: 0, x2: 30, y1: 4, y2: 4 });
+  return make("li", {}, draw("svg", { viewBox: "0 0 30 8", class: "key", "aria-hidden": "true" }, line), ` ${words}`);
+}
+
 function showGrowth(svg, legend, data, chosen, prompt, chunk) {
   const series = data.candidates.map(([number, roundoff], i) => ({
     name: data.names[number],
@@ -44,40 +85,16 @@ function showGrowth(svg, legend, data, chosen, prompt, chunk) {
     return;
   }
   const band = (drawn.find((one) => one.chosen) ?? drawn[0]).band.filter(([, value]) => value > 0);
-  const values = [...drawn.flatMap(({ line }) => line), ...band].map(([, v]) => v).filter((v) => v > 0 && Number.isFinite(v));
-  const low = Math.floor(Math.log10(Math.min(...values)));
-  const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values))));
-  const depths = drawn.flatMap(({ line }) => line.map(([depth]) => depth));
-  const deepest = Math.max(1, ...depths);
-  const x = (depth) => 60 + (depth / deepest) * 720;
-  const y = (value) => {
-    const at = value > 0 ? Math.log10(Number.isFinite(value) ? value : 10 ** high) : low;
-    return 20 + ((high - Math.min(high, Math.max(low, at))) / (high - low)) * 210;
-  };
-  const path = (points) => points.map(([depth, value]) => `${x(depth).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  const points = [...drawn.flatMap(({ line }) => line), ...band];
+  const values = points.map(([, value]) => value).filter((value) => value > 0 && Number.isFinite(value));
+  const scale = growthScale(values.length ? values : [1], Math.max(1, ...points.map(([depth]) => depth)));
   if (band.length) {
-    const floor = `${x(band.at(-1)[0])},230 ${x(band[0][0])},230`;
-    svg.append(draw("polygon", { class: "band", points: `${path(band)} ${floor}` }));
+    const floor = `${scale.x(band.at(-1)[0])},230 ${scale.x(band[0][0])},230`;
+    svg.append(draw("polygon", { class: "band", points: `${scale.path(band)} ${floor}` }));
   }
-  const every = Math.ceil((high - low) / 8);
-  for (let power = low; power <= high; power += every) {
-    svg.append(draw("line", { class: "rule", x1: 60, x2: 780, y1: y(10 ** power), y2: y(10 ** power) }));
-    svg.append(draw("text", { x: 54, y: y(10 ** power) + 4, "text-anchor": "end" }, `1e${power}`));
-  }
-  const step = Math.ceil(deepest / 16);
-  for (let depth = 0; depth <= deepest; depth += step) {
-    svg.append(draw("text", { x: x(depth), y: 248, "text-anchor": "middle" }, depth ? String(depth - 1) : "embed"));
-  }
-  for (const one of drawn) {
-    svg.append(draw("polyline", { class: `line ${one.style}${one.chosen ? " chosen" : ""}`, points: path(one.line) }));
-    for (const [depth, value] of one.line) {
-      const words = `${one.name}, ${depth ? `layer ${depth - 1}` : "embed"}: ${sayNumber(value)}`;
-      svg.append(draw("circle", { class: one.style, cx: x(depth), cy: y(value), r: 2.5 }, draw("title", {}, words)));
-    }
-  }
+  svg.append(...growthAxes(scale), ...drawn.flatMap((one) => growthLine(one, scale)));
   const last = (one) => `${one.name}: ${sayNumber(one.line.at(-1)[1])} after the last layer`;
-  svg.setAttribute("aria-label", `Largest error of the residual stream by layer, log scale. ${drawn.map(last).join("; ")}`);
-  const key = (one) =>
-    make("li", {}, draw("svg", { viewBox: "0 0 30 8", class: "key", "aria-hidden": "true" }, draw("line", { class: `line ${one.style}`, x1: 0, x2: 30, y1: 4, y2: 4 })), ` ${last(one)}`);
-  legend.replaceChildren(make("ul", {}, drawn.map(key)));
+  const said = drawn.map(last);
+  svg.setAttribute("aria-label", `Largest error of the residual stream by layer, log scale. ${said.join("; ")}`);
+  legend.replaceChildren(make("ul", {}, drawn.map((one, i) => growthKey(one, said[i]))));
 }

@@ -143,8 +143,11 @@ class LayerMap {
     return make("td", { class: shown.style }, button);
   }
 
-  find(tap) {
-    return [...this.fields.keys()].find((button) => button.dataset.tap === tap);
+  // Where Tab enters the map.
+  startAt(tap) {
+    const buttons = [...this.fields.keys()];
+    const found = buttons.find((button) => button.dataset.tap === tap);
+    if (found) for (const button of buttons) button.tabIndex = button === found ? 0 : -1;
   }
 
   focus(button) {

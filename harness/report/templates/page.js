@@ -13,12 +13,56 @@ function viewsOf(data) {
   return [...views, ...pairs.values()];
 }
 
+// The details of a field: opened by a click or Enter, closed by Escape, following the arrow keys.
+class Details {
+  constructor(panel, table, data) {
+    this.panel = panel;
+    this.data = data;
+    this.map = new LayerMap(table, (field, button, byKey) => {
+      this.map.focus(button);
+      const heading = this.show(field, button);
+      if (byKey) heading.focus();
+    });
+    this.map.onMove = (field, button) => {
+      if (!panel.hidden) this.show(field, button);
+    };
+    for (const place of [panel, table]) {
+      place.addEventListener("keydown", (event) => {
+        if (event.key === "Escape" && !panel.hidden) this.close();
+      });
+    }
+  }
+
+  show(field, button) {
+    this.opened?.removeAttribute("aria-current");
+    this.opened = button;
+    button.setAttribute("aria-current", "true");
+    return showDetail(this.panel, field, this.data, () => this.close());
+  }
+
+  close() {
+    this.panel.hidden = true;
+    this.opened?.removeAttribute("aria-current");
+    if (this.opened?.isConnected) this.map.focus(this.opened);
+  }
+}
+
+function showLegend(place, measure, data) {
+  place.replaceChildren(
+    `${measure.title}: `,
+    ...measure.legend(data).map(([style, text]) => make("span", { class: style }, text)),
+    make("span", { class: "none" }, "\u00b7 cannot give"),
+    make("span", { class: "unreplayed" }, "not replayed (max abs)"),
+    make("span", { class: "broken" }, "! missing, misshapen or not finite"),
+  );
+}
+
 function startExplorer(data) {
   const by = (id) => document.getElementById(id);
   const [viewBox, promptBox, chunkBox, measureBox] = ["view", "prompt", "chunk", "measure"].map(by);
   const views = viewsOf(data);
-  const against = data.against;
-  const nameOf = ({ a, b }) => `${data.names[a]} against ${b === undefined ? against : data.names[b]}`;
+  const details = new Details(by("detail"), by("map-table"), data);
+  const nameOf = ({ a, b }) => `${data.names[a]} against ${b === undefined ? data.against : data.names[b]}`;
   addOptions(viewBox, views.map((view, i) => [i, nameOf(view)]));
   addOptions(promptBox, [...data.prompts.map(({ name }, i) => [i, name]), [-1, "worst of all prompts"]]);
   addOptions(measureBox, Object.entries(MEASURES).map(([name, { title }]) => [name, title]));
@@ -26,60 +70,27 @@ function startExplorer(data) {
     viewBox.value = views.findIndex(({ a, b }) => a === data.start.candidate && b === undefined);
     promptBox.value = data.start.prompt;
   }
-  const panel = by("detail");
-  let opened = null;
-  const map = new LayerMap(by("map-table"), (field, button, byKey) => {
-    opened = button;
-    map.focus(button);
-    const heading = showDetail(panel, field, data, close);
-    for (const other of map.fields.keys()) other.removeAttribute("aria-current");
-    button.setAttribute("aria-current", "true");
-    if (byKey) heading.focus();
-  });
-  map.onMove = (field, button) => {
-    if (!panel.hidden) {
-      opened = button;
-      showDetail(panel, field, data, close);
-    }
-  };
-  function close() {
-    panel.hidden = true;
-    if (opened?.isConnected) map.focus(opened);
-  }
-  panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
-  by("map-table").addEventListener("keydown", (event) => event.key === "Escape" && close());
-
   function showChunks() {
-    const shown = Number(promptBox.value);
-    const names = shown < 0 ? [] : data.prompts[shown]?.chunks ?? [];
+    const names = data.prompts[Number(promptBox.value)]?.chunks ?? [];
     addOptions(chunkBox, [[-1, "worst of all"], ...names.map((name, i) => [i, name])]);
   }
   function show() {
     const view = views[Number(viewBox.value)] ?? { a: -1 };
-    const pair = view.b !== undefined;
+    const pair = view.b !== undefined; // of which only end to end differences are known
     for (const option of measureBox.options) option.disabled = pair && option.value !== "absolute";
     if (pair) measureBox.value = "absolute";
     const measure = MEASURES[measureBox.value];
     const [prompt, chunk] = [Number(promptBox.value), Number(chunkBox.value)];
-    map.show(arrange(selectRows(data, view, prompt), measure, data, chunk), data);
-    by("map-legend").replaceChildren(
-      `${measure.title}: `,
-      ...measure.legend(data).map(([style, text]) => make("span", { class: style }, text)),
-      make("span", { class: "none" }, "\u00b7 cannot give"),
-      make("span", { class: "unreplayed" }, "not replayed (max abs)"),
-      make("span", { class: "broken" }, "! missing, misshapen or not finite"),
-    );
-    panel.hidden = true;
+    by("detail").hidden = true;
+    details.map.show(arrange(selectRows(data, view, prompt), measure, data, chunk), data);
+    showLegend(by("map-legend"), measure, data);
     showGrowth(by("growth"), by("growth-legend"), data, view.a, prompt, chunk);
   }
   promptBox.addEventListener("change", showChunks);
   for (const box of [viewBox, promptBox, chunkBox, measureBox]) box.addEventListener("change", show);
   showChunks();
   show();
-  const culprit = data.start && map.find(data.names[data.start.tap]);
-  if (culprit) {
-    for (const other of map.fields.keys()) other.tabIndex = other === culprit ? 0 : -1;
-  }
+  if (data.start) details.map.startAt(data.names[data.start.tap]);
 }
 
 // Tokens can be shaded by any pair of engines; the page comes with the worst one.
