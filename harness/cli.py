@@ -158,7 +158,7 @@ def run(
             _check_json(json_file, len(loaders))
             for name, load in loaders:
                 with reported(codes, debug=debug), outputs.accounted(name):
-                    codes.append(_run_one(load(), outputs, codes, debug=debug))
+                    _run_one(load(), outputs, codes, debug=debug)
     finally:
         outputs.finish()
     raise typer.Exit(worst(codes))
@@ -168,20 +168,14 @@ app.command()(report)
 app.command()(index)
 
 
-def _run_one(case: "Case", outputs: Outputs, codes: list[int], *, debug: bool) -> int:
-    """Run a case; where that does not come to its end, what is known by then is put out as well."""
+def _run_one(case: "Case", outputs: Outputs, codes: list[int], *, debug: bool) -> None:
     stem = outputs.claim(case.name)
-    partial: list[RunResult] = []
-    try:
+
+    def compare(on_stop: Callable[["RunResult"], None]) -> "RunResult":
         with progress(case.name) as show:
-            result = _run_case(case, show, partial.append)
-    except (Exception, KeyboardInterrupt):
-        for known in partial:
-            with reported(codes, debug=debug):
-                outputs.put(known, stem)
-        raise
-    outputs.put(result, stem)
-    return result.exit_code
+            return _run_case(case, show, on_stop)
+
+    outputs.put_run(compare, stem=stem, codes=codes, debug=debug)
 
 
 def _run_case(

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from .outputs import Outputs, parse_tokens
 
 if TYPE_CHECKING:
     from .case import Prompt
+    from .result import RunResult
     from .trace.problems import Problem
 
 _Model = Annotated[
@@ -108,29 +110,33 @@ def diff(
     """
     codes: list[int] = []
     outputs = Outputs(json_file, None if no_report else report_dir)
-    with reported(codes, debug=debug):
-        from .diffing import DiffRequest
-        from .diffing import diff as compare
+    try:
+        with reported(codes, debug=debug):
+            from .diffing import DiffRequest
+            from .diffing import diff as run_diff
 
-        given = None
-        if prompt is not None or tokens is not None:
-            given = _prompt("parity diff", prompt, tokens)
-        request = DiffRequest(
-            first=first,
-            other=other,
-            model=model or "",
-            prompt=given,
-            decode=decode,
-            dtype=dtype,
-            threads=threads,
-            replay=not no_replay,
-        )
-        with progress(f"{first} vs {other}") as show:
+            given = None
+            if prompt is not None or tokens is not None:
+                given = _prompt("parity diff", prompt, tokens)
+            request = DiffRequest(
+                first=first,
+                other=other,
+                model=model or "",
+                prompt=given,
+                decode=decode,
+                dtype=dtype,
+                threads=threads,
+                replay=not no_replay,
+            )
             command = shlex.join(["parity", *sys.argv[1:]])
-            result = compare(request, progress=show, command=command)
-        outputs.put(result, outputs.claim(result.case))
-        codes.append(result.exit_code)
-    outputs.finish()
+
+            def compare(on_stop: Callable[["RunResult"], None]) -> "RunResult":
+                with progress(f"{first} vs {other}") as show:
+                    return run_diff(request, progress=show, command=command, on_stop=on_stop)
+
+            outputs.put_run(compare, codes=codes, debug=debug)
+    finally:
+        outputs.finish()
     raise typer.Exit(worst(codes))
 
 

@@ -18,11 +18,13 @@ from .locate import locate
 from .outcome import conclude, prompt_result
 from .participants import Participant, RunningEngine
 from .prompts import require_room, tokens_of
+from .replay.lockstep import Record
 from .result import ModelInfo, PromptResult, RunResult, Verdict
 from .subject import Subject, load_subject, refusals_as_errors
 from .taps import flow_order
 from .trace.plain import compare_taps, judge_taps
 from .trace.read import Trace
+from .unfinished import OnStop, Underway, tell
 from .walk import walk
 
 Progress = Callable[[str, int, int], None]
@@ -53,7 +55,13 @@ class DiffRequest:
     replay: bool = True
 
 
-def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunResult:
+def diff(
+    request: DiffRequest,
+    *,
+    progress: Progress,
+    command: str = "",
+    on_stop: OnStop | None = None,
+) -> RunResult:
     """Compare two sides.
 
     With the model, every op of both is replayed on the float64 reference; without it, one side is
@@ -62,6 +70,8 @@ def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunR
     Raises:
         UsageError: A side is no engine and no sound trace, or something needed was not given.
         NotComparableError: The sides are of other weights or other tokens.
+
+    ``on_stop`` is called with what is known where an exception ends the replay of a model.
     """
     watch = Stopwatch()
     sides = [_side(text, request.dtype) for text in (request.first, request.other)]
@@ -77,26 +87,66 @@ def diff(request: DiffRequest, *, progress: Progress, command: str = "") -> RunR
                 subject.model.require_tokens(tokens)
     if subject is None or not request.replay:
         return _without_model(participants, chunks, traces, subject, case, watch, command)
-    participants = _with_floor(participants, subject)
+    text = (request.prompt.text or "") if request.prompt and not traces else ""
+    everybody = _with_floor(participants, subject)
+
+    def judged(prompt: PromptResult) -> RunResult:
+        environment = watch.environment(threads=_threads(request), seed=None, command=command)
+        return conclude(subject, everybody, [prompt], case=case, environment=environment)
+
+    return _with_model(
+        request,
+        subject,
+        everybody,
+        chunks,
+        text=text,
+        judged=judged,
+        progress=progress,
+        on_stop=on_stop,
+    )
+
+
+def _with_model(
+    request: DiffRequest,
+    subject: Subject,
+    participants: Sequence[Participant],
+    chunks: Sequence[TokenIds],
+    *,
+    text: str,
+    judged: Callable[[PromptResult], RunResult],
+    progress: Progress,
+    on_stop: OnStop | None,
+) -> RunResult:
+    """Replay every op of both sides; where that stops, tell what is known by then."""
     name = request.prompt.name if request.prompt else "tokens"
     diagnosing = Diagnosing(subject, participants)
     diagnosing.begin(name, chunks)
-    record = walk(
-        subject,
-        participants,
-        chunks,
-        dtype=_narrowest(participants),
-        threads=request.threads,
-        progress=lambda done, total: progress("replay", done, total),
-        on_failure=diagnosing.look,
-        measure=diagnosing.measure,
-    )
-    text = (request.prompt.text or "") if request.prompt and not traces else ""
-    diagnosing.end(record)
-    result = prompt_result(subject, record, chunks, name=name, text=text)
-    environment = watch.environment(threads=_threads(request), seed=None, command=command)
-    concluded = conclude(subject, participants, [result], case=case, environment=environment)
-    return diagnosing.complete(concluded, progress=progress)
+    record = Record([], [], [])
+
+    def known() -> PromptResult:
+        return prompt_result(subject, record, chunks, name=name, text=text)
+
+    underway = Underway([name], stage=f"comparing prompt {name}", known=known)
+
+    try:
+        walk(
+            subject,
+            participants,
+            chunks,
+            dtype=_narrowest(participants),
+            threads=request.threads,
+            progress=lambda done, total: progress("replay", done, total),
+            on_failure=diagnosing.look,
+            measure=diagnosing.measure,
+            record=record,
+        )
+        diagnosing.end(record)
+        underway.enter("looking for causes")
+        return diagnosing.complete(judged(known()), progress=progress)
+    except (Exception, KeyboardInterrupt) as error:
+        if on_stop is not None:
+            tell(on_stop, error, underway, lambda: diagnosing.so_far(judged(known())))
+        raise
 
 
 def _side(text: str, dtype: str) -> Trace | EngineName:

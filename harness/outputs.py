@@ -1,12 +1,12 @@
 """What commands that compare share: token ids of an option, and where results go."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import console, show_paths
+from .console import console, reported, show_paths
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +64,33 @@ class Outputs:
             self._write(result, stem)
         finally:
             self._show(result)
+
+    def put_run(
+        self,
+        compare: Callable[[Callable[["RunResult"], None]], "RunResult"],
+        *,
+        stem: str | None = None,
+        codes: list[int],
+        debug: bool,
+    ) -> None:
+        """Run something and put its result; where it stops, put what is known by then.
+
+        Args:
+            compare: Called with what it has to call with what is known before it raises.
+            stem: What :meth:`claim` gave, None to claim the result's case.
+            codes: Gets the exit code, also of what is known if that cannot be written.
+            debug: Whether to show tracebacks.
+        """
+        partial: list[RunResult] = []
+        try:
+            result = compare(partial.append)
+        except (Exception, KeyboardInterrupt):
+            for known in partial:
+                with reported(codes, debug=debug):
+                    self.put(known, stem or self.claim(known.case))
+            raise
+        self.put(result, stem or self.claim(result.case))
+        codes.append(result.exit_code)
 
     @contextmanager
     def accounted(self, name: str) -> Iterator[None]:

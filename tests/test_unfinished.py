@@ -1,6 +1,7 @@
 """A run that stops in the middle leaves what was compared by then, and never a pass."""
 
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -179,20 +180,26 @@ def test_a_run_that_comes_to_its_end_tells_nothing(run: Run, model: Any) -> None
     assert run.known == []
 
 
-def test_the_command_leaves_a_report_when_an_engine_breaks(
-    desk: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = EngineError("kernel", expected="memory", found="none", advice="free some")
+def break_at(monkeypatch: pytest.MonkeyPatch, nth: int, error: BaseException) -> None:
+    """Have the n-th tap that an engine hands over raise."""
     calls: list[None] = []
     real = hf.to_numpy
 
     def give(*arguments: Any, **options: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 120:
-            raise error
+        if threading.current_thread().name.startswith("parity "):  # not of a parameter
+            calls.append(None)
+            if len(calls) == nth:
+                raise error
         return real(*arguments, **options)
 
     monkeypatch.setattr(hf, "to_numpy", give)
+
+
+def test_the_command_leaves_a_report_when_an_engine_breaks(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = EngineError("kernel", expected="memory", found="none", advice="free some")
+    break_at(monkeypatch, 60, error)
     before = desk.files()
     ran = CliRunner().invoke(cli.app, ["run", "case.toml"])
     assert ran.exit_code == 2
@@ -204,10 +211,25 @@ def test_the_command_leaves_a_report_when_an_engine_breaks(
     assert known.stopped.startswith("kernel: expected memory, found none: free some, in engine hf:")
     assert known.environment.command
     assert b"the last tap that was compared is" in after["case.html"]
-    calls.clear()
-    monkeypatch.setattr(hf, "to_numpy", lambda *_, **__: (_ for _ in ()).throw(error))
+    break_at(monkeypatch, 1, error)
     assert CliRunner().invoke(cli.app, ["run", "case.toml"]).exit_code == 2
     assert desk.files() == after  # nothing was compared: the earlier report stays
+
+
+@pytest.mark.parametrize("error", [EngineError, KeyboardInterrupt])
+def test_a_diff_that_stops_leaves_a_report(
+    desk: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    how = {"expected": "x", "found": "y", "advice": "z"} if error is EngineError else {}
+    break_at(monkeypatch, 130, error("kernel", **how))
+    sides = ("hf:eager", "hf:sdpa", "--model", "model", "--tokens", "1,2,3", "--decode", "1")
+    ran = CliRunner().invoke(cli.app, ["diff", *sides])
+    assert ran.exit_code == (2 if error is EngineError else 130), ran.output
+    (document,) = (desk.reports / name for name in desk.files() if "vs" in name and "json" in name)
+    known = from_json(document.read_bytes())
+    assert known.verdict is Verdict.NOT_COMPARABLE
+    assert "while comparing prompt tokens; the last tap that was compared" in known.stopped
+    assert ran.stdout.splitlines()[-1] == f"reports/{document.stem}.html"
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
