@@ -11,6 +11,9 @@ from typing import Any
 FORMAT = "logits-parity/result"
 VERSION = 1
 
+#: What candidates are compared with, where a model is at hand.
+REFERENCE = "the float64 reference"
+
 
 class Verdict(StrEnum):
     """What a comparison came to; see :mod:`harness.verdict` for the rule."""
@@ -532,7 +535,7 @@ class RunResult:
     environment: Environment
     tolerance: float
     unit_limit: float
-    against: str = "the float64 reference"
+    against: str = REFERENCE
     probe: ProbeReport | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     stopped: str = ""

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..result import (
+    REFERENCE,
     Comparison,
     Difference,
     Element,
@@ -108,6 +109,7 @@ def to_data(result: RunResult, *, share: float = 1.0) -> dict[str, object]:
         "tolerance": digits(result.tolerance),
         "limit": digits(result.unit_limit),
         "against": wording.visible(result.against),
+        "side": "float64" if result.against == REFERENCE else wording.visible(result.against),
         "signs": SIGNS,
         "lowest": LOWEST,
         "stretches": MOST_POSITIONS,

@@ -64,7 +64,7 @@ function endColumn(row, data) {
   ];
   return spreadColumn("End to end, inherited error with it", facts, row, row.endWorst, row.endSpread, {
     data,
-    side: data.against === "the float64 reference" ? "float64" : data.against,
+    side: data.side,
     shade: (value) => shadeOf(value, 1e-7, 10),
     say: (value) => sayNumber(value),
   });
