@@ -95,7 +95,7 @@ class Recorded:
         return self._engine.info()
 
     @contextmanager
-    def source(self, chunks: Sequence[TokenIds]) -> Iterator[TapSource]:
+    def source(self, chunks: Sequence[TokenIds], padding: object = None) -> Iterator[TapSource]:
         """The recorded taps."""
         yield RecordedSource([self._taps])
 
