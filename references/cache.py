@@ -1,6 +1,7 @@
 """A KV cache whose position is its length, so that the two cannot disagree."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +132,8 @@ class KVCache:
                 advice="begin a new sequence with a new cache, or feed more tokens",
             )
         for layer, window in enumerate(self._windows):
-            dropped = self._lengths[layer] - self._keys[layer].shape[2]  # type: ignore[union-attr]
+            keys = self._keys[layer]
+            dropped = 0 if keys is None else self._lengths[layer] - keys.shape[2]
             wanted = 0 if window is None else max(0, length - window + 1)
             if dropped > wanted:
                 raise CacheError(
@@ -141,9 +143,8 @@ class KVCache:
                     advice="crop by less, or begin a new sequence",
                 )
         for layer, held in enumerate(self._lengths):
-            stop = length - held
-            for kept in (self._keys, self._values) if stop else ():
-                kept[layer] = kept[layer][:, :, :stop]  # type: ignore[index]
+            if held > length:
+                self._cut(layer, (slice(None), slice(None), slice(length - held)))
             self._lengths[layer] = length
         if self._real is not None:
             self._real = self._real[:, :length]
@@ -152,8 +153,14 @@ class KVCache:
         """Let row ``i`` go on from what row ``rows[i]`` was; for handles that are arrays."""
         order = np.asarray(rows)
         for layer in range(len(self._lengths)):
-            for kept in (self._keys, self._values):
-                kept[layer] = kept[layer][order]  # type: ignore[index]
+            self._cut(layer, order)
         if self._real is not None:
             self._real = self._real[order]
         self._batch = len(order)
+
+    def _cut(self, layer: int, part: Any) -> None:
+        """Keep a part of one layer's keys and values, by an index; nothing where it holds none."""
+        for kept in (self._keys, self._values):
+            array = kept[layer]
+            if array is not None:
+                kept[layer] = array[part]

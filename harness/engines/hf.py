@@ -182,9 +182,10 @@ class HFEngine:
         self, token_ids: TokenIds, count: int, *, cache: bool, beams: int = 1
     ) -> NDArray[np.int64]:
         """Tokens [B, count] that ``generate`` puts behind token ids [B, T], without sampling."""
-        with torch.no_grad(), _evaluating(self.model), _rotary_state(self.model):
+        model: Any = self.model
+        with torch.no_grad(), _evaluating(model), _rotary_state(model):
             ids = torch.as_tensor(token_ids)
-            found = self.model.generate(  # type: ignore[operator]
+            found = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=count,
@@ -206,8 +207,9 @@ class HFEngine:
 
     def resaved(self, folder: Path) -> "HFEngine":
         """``save_pretrained`` into an empty folder, and what is loaded from there."""
+        model: Any = self.model
         with _quiet():
-            self.model.save_pretrained(folder)  # type: ignore[operator]
+            model.save_pretrained(folder)
         return HFEngine.load(
             folder, attention=self._attention, dtype=self.dtype, threads=self._threads
         )

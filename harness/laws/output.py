@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ..engines.ways import Way, begin_in
+from ..engines.ways import Way
 from ..taps import AXES_OF_TAP
 from . import output_replay, output_saved
 from .candidate import Candidate, Rows
@@ -26,8 +26,8 @@ _ENTERS = ("embed", "embed_sum", "embed_scaled")
 def check_keep(candidate: Candidate, rows: Rows, keep: int) -> None:
     """Logits of the last positions alone as the last of all."""
     whole = candidate.logits(rows)
-    with begin_in(candidate.engine, None, cache=False) as session:
-        last = session.feed(np.array(rows), keep=keep)  # type: ignore[call-arg]
+    with candidate.able.open(cache=False) as session:
+        last = session.feed(np.array(rows), keep=keep)
     candidate.same(f"logits of the last {keep} positions", whole[:, -keep:], last, rows=rows)
 
 

@@ -55,6 +55,14 @@ class Mutant:
         return engine if self.wrap is None else self.wrap(engine)
 
 
+def replace_methods(target: object, **methods: Callable[..., Any]) -> None:
+    """Let other methods stand for those of one object; its class stays as it is."""
+    for name, method in methods.items():
+        if not hasattr(target, name):  # a mistake in what nobody calls would break nothing
+            raise LookupError(f"{type(target).__name__} has no {name}")
+        setattr(target, name, method)
+
+
 def plant(fault: str, name: str) -> Plant:
     """A plant of the catalogue of faults.
 

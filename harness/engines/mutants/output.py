@@ -14,7 +14,7 @@ from ..hf import HFEngine
 from ..plants.plant import Planting, Tensor
 from ..protocol import Emit, Engine
 from ..ways import Way
-from .mutant import Mutant, Wrap, plant
+from .mutant import Mutant, Wrap, plant, replace_methods
 
 Array = NDArray[Any]
 
@@ -77,10 +77,10 @@ def _tail_lost(engine: HFEngine) -> Engine:
                     logits[..., -1] = 0
                 return logits
 
-            session.feed = fed  # type: ignore[method-assign,assignment]
+            replace_methods(session, feed=fed)
             yield session
 
-    engine.open = opened  # type: ignore[method-assign]
+    replace_methods(engine, open=opened)
     return engine
 
 
@@ -93,7 +93,7 @@ def _states(change: Callable[[HFEngine, Array, list[Array]], list[Array]]) -> Wr
         def hidden_states(token_ids: Array) -> list[Array]:
             return change(engine, token_ids, right(token_ids))
 
-        engine.hidden_states = hidden_states  # type: ignore[method-assign]
+        replace_methods(engine, hidden_states=hidden_states)
         return engine
 
     return wrap
@@ -120,7 +120,7 @@ def _narrow_activation(engine: HFEngine) -> Engine:
         plant("mlp-gelu-tanh", "by tanh").put(Planting(other.model, 0, ExitStack()))
         return other
 
-    engine.in_dtype = narrow  # type: ignore[method-assign]
+    replace_methods(engine, in_dtype=narrow)
     return engine
 
 
@@ -138,7 +138,7 @@ def _saved(change: Callable[[dict[str, Any]], None]) -> Wrap:
             path.write_text(json.dumps(config))
             return HFEngine.load(folder, attention=str(engine.info().detail["attention"]))
 
-        engine.resaved = resaved  # type: ignore[method-assign]
+        replace_methods(engine, resaved=resaved)
         return engine
 
     return wrap
