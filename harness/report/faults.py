@@ -2,44 +2,24 @@
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from ..faults.fault import GROUPS, Fault
+from .listing import explained, grouped
 
 
 def listing(faults: Sequence[Fault]) -> RenderableType:
     """All faults, a line each, by group."""
-    parts: list[RenderableType] = []
-    for group in GROUPS:
-        some = [fault for fault in faults if fault.group == group]
-        if not some:
-            continue
-        table = Table(
-            title=Text(f"{group} ({len(some)})", style="bold"),
-            title_justify="left",
-            box=None,
-            show_header=False,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-        )
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for fault in sorted(some, key=lambda fault: (fault.topic, -fault.common)):
-            table.add_row(fault.id, fault.title)
-        parts += [table, Text("")]
-    parts.append(Text(f"{len(faults)} faults; `parity faults show ID` explains one.", style="dim"))
-    return Group(*parts)
+    ordered = sorted(faults, key=lambda fault: (fault.topic, -fault.common))
+    return grouped(
+        ((group, [(f.id, f.title) for f in ordered if f.group == group]) for group in GROUPS),
+        footer=f"{len(faults)} faults; `parity faults show ID` explains one.",
+    )
 
 
 def explanation(fault: Fault) -> RenderableType:
     """All that is known of one fault."""
-    table = Table(box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
     rows = [
         ("topic", fault.topic),
         ("appears at", ", ".join(fault.kinds)),
@@ -49,9 +29,6 @@ def explanation(fault: Fault) -> RenderableType:
         ("constant", fault.constant),
         ("seen in", "\n".join(fault.links)),
     ]
-    for label, value in rows:
-        if value:
-            table.add_row(label, Text(value))
     title = Text(fault.id, style="bold cyan")
     title.append(f": {fault.title}", style="bold default")
-    return Group(title, Padding(table, (0, 0, 0, 2)))
+    return explained(title, rows)

@@ -3,44 +3,28 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..laws.law import GROUPS, Law
 from ..laws.measure import Tried
+from .listing import explained, grouped
 
 
 def listing(laws: Sequence[Law]) -> RenderableType:
     """All laws, each with what it says, by group."""
-    parts: list[RenderableType] = []
-    for group, title in GROUPS.items():
-        some = [law for law in laws if law.group == group]
-        if not some:
-            continue
-        table = Table(
-            title=Text(f"{title} ({len(some)})", style="bold"),
-            title_justify="left",
-            box=None,
-            show_header=False,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-        )
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for law in some:
-            table.add_row(law.id, Text(law.says))
-        parts += [table, Text("")]
-    parts.append(Text(f"{len(laws)} laws; `parity laws run` tries them.", style="dim"))
-    return Group(*parts)
+    return grouped(
+        (
+            (title, [(law.id, law.says) for law in laws if law.group == group])
+            for group, title in GROUPS.items()
+        ),
+        footer=f"{len(laws)} laws; `parity laws run` tries them.",
+    )
 
 
 def explanation(law: Law) -> RenderableType:
     """All that is known of one law."""
-    table = Table(box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
     rows = [
         ("says", law.says),
         ("source", law.source),
@@ -48,10 +32,7 @@ def explanation(law: Law) -> RenderableType:
         ("needs", ", ".join([*law.needs, *(f"tap {tap}" for tap in law.taps)])),
         ("mutants", ", ".join(law.mutants)),
     ]
-    for label, value in rows:
-        if value:
-            table.add_row(label, Text(value))
-    return Group(Text(law.id, style="bold cyan"), Padding(table, (0, 0, 0, 2)))
+    return explained(Text(law.id, style="bold cyan"), rows)
 
 
 def tried_table(tried: Sequence[Tried], engines: Sequence[str]) -> RenderableType:
