@@ -1,10 +1,10 @@
 """The Python entry: check model objects in memory against a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .case import Case, Prompt
+from .case import Case, Prompt, safe_stem
 from .engines.protocol import Engine
 from .engines.registry import make_engine, parse_name
 from .errors import UsageError
@@ -13,6 +13,7 @@ from .pipeline import compare
 from .prompts import tokens_of
 from .result import RunResult
 from .subject import Subject, load_subject
+from .unfinished import OnStop
 
 
 def check(
@@ -28,6 +29,8 @@ def check(
     greedy: int = 0,
     probe: bool = False,
     name: str = "check",
+    report_dir: str | Path | None = None,
+    on_stop: OnStop | None = None,
 ) -> RunResult:
     """Compare engines with the independent reference over a checkpoint's files.
 
@@ -46,13 +49,25 @@ def check(
         greedy: Number of greedy tokens to compare; only with one row.
         probe: Whether to run probes as well, or alone; see :mod:`harness.probe`.
         name: Of the case in the result.
+        report_dir: Folder that gets ``NAME.html`` and ``NAME.json``, also where an exception or an
+            interrupt ends the comparison: then of what was compared by then.
+        on_stop: Called with the result of what was compared by then where the comparison ends like
+            this, before the exception goes on. Not called where nothing was compared.
 
     Returns:
         The result; ``.verdict``, ``.first_divergence.tap`` and ``.comparisons`` say most.
 
     Raises:
-        ParityError: The checkpoint, an engine, the prompt or the token ids cannot be used.
+        ParityError: The checkpoint, an engine, the prompt or the token ids cannot be used; the
+            report cannot be written.
     """
+    write = None if report_dir is None else _writer(Path(report_dir), name)
+    told = [each for each in (write, on_stop) if each is not None]
+
+    def stop(known: RunResult) -> None:
+        for tell in told:
+            tell(known)
+
     alone = probe and token_ids is None and prompt is None
     prompts = () if alone else _prompts(token_ids, prompt, padding, pad_token)
     source = locate(str(checkpoint)) if str(checkpoint).startswith("package:") else checkpoint
@@ -69,7 +84,22 @@ def check(
         decode=decode,
         probe=probe,
     )
-    return compare(subject, engines, [tokens_of(subject, p) for p in prompts], case)
+    tokens = [tokens_of(subject, p) for p in prompts]
+    result = compare(subject, engines, tokens, case, on_stop=stop if told else None)
+    if write is not None:
+        write(result)
+    return result
+
+
+def _writer(folder: Path, name: str) -> Callable[[RunResult], None]:
+    """What writes the report of a comparison of this name."""
+
+    def write(result: RunResult) -> None:
+        from .report.files import write_report
+
+        write_report(result, folder, stem=safe_stem(name))
+
+    return write
 
 
 def _prompts(

@@ -156,8 +156,12 @@ def run(
         with reported(codes, debug=debug):
             loaders = _loaders(cases or [], prompt or [], tokens or [], padding, given)
             _check_json(json_file, len(loaders))
-            for name, load in loaders:
-                with reported(codes, debug=debug), outputs.accounted(name):
+            for number, (name, load) in enumerate(loaders, start=1):
+                later = [other for other, _ in loaders[number:]]
+                with (
+                    reported(codes, debug=debug),
+                    outputs.accounted(name, later=later, codes=codes, debug=debug),
+                ):
                     _run_one(load(), outputs, codes, debug=debug)
     finally:
         outputs.finish()

@@ -4,10 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from .case import Prompt
-from .contract import TOLERANCE, UNIT_LIMIT
 from .diagnose.start import Diagnosing
 from .engines.protocol import TokenIds
 from .engines.registry import EngineName, make_engine, parse_name
@@ -17,12 +14,11 @@ from .greedy import greedy
 from .locate import locate
 from .outcome import conclude, prompt_result
 from .participants import Participant, RunningEngine
+from .plain_diff import Sides, diff_plain
 from .prompts import require_room, tokens_of
 from .replay.lockstep import Record
-from .result import ModelInfo, PromptResult, RunResult, Verdict
+from .result import PromptResult, RunResult
 from .subject import Subject, load_subject, refusals_as_errors
-from .taps import flow_order
-from .trace.plain import compare_taps, judge_taps
 from .trace.read import Trace
 from .unfinished import OnStop, Underway, tell
 from .walk import walk
@@ -71,14 +67,14 @@ def diff(
         UsageError: A side is no engine and no sound trace, or something needed was not given.
         NotComparableError: The sides are of other weights or other tokens.
 
-    ``on_stop`` is called with what is known where an exception ends the replay of a model.
+    ``on_stop`` is called with what is known where an exception ends the comparison.
     """
     watch = Stopwatch()
-    sides = [_side(text, request.dtype) for text in (request.first, request.other)]
-    traces = [side for side in sides if isinstance(side, Trace)]
+    given = [_side(text, request.dtype) for text in (request.first, request.other)]
+    traces = [side for side in given if isinstance(side, Trace)]
     _require_same_tokens(traces)
     subject = _subject(request, traces, progress)
-    participants = _participants(sides, subject, request)
+    participants = _participants(given, subject, request)
     chunks = traces[0].chunks if traces else _fresh_chunks(participants[0], subject, request)
     case = f"{_stem(request.first)}-vs-{_stem(request.other)}"
     if subject is not None:
@@ -86,7 +82,13 @@ def diff(
             for tokens in chunks:
                 subject.model.require_tokens(tokens)
     if subject is None or not request.replay:
-        return _without_model(participants, chunks, traces, subject, case, watch, command)
+        sides = Sides(participants[0], participants[1], traces, chunks, subject)
+        return diff_plain(
+            sides,
+            case=case,
+            environment=lambda: watch.environment(threads=1, seed=None, command=command),
+            on_stop=on_stop,
+        )
     text = (request.prompt.text or "") if request.prompt and not traces else ""
     everybody = _with_floor(participants, subject)
 
@@ -262,76 +264,6 @@ def _with_floor(participants: list[Participant], subject: Subject) -> list[Parti
         threads=None,
     )
     return [*participants, RunningEngine(engine)]
-
-
-def _without_model(
-    participants: Sequence[Participant],
-    chunks: Sequence[TokenIds],
-    traces: Sequence[Trace],
-    subject: Subject | None,
-    case: str,
-    watch: Stopwatch,
-    command: str,
-) -> RunResult:
-    first, other = participants
-    places = _places(traces, subject, chunks)
-    comparisons, logits = compare_taps(first, [other], chunks, places)
-    verdict = judge_taps(other, comparisons)
-    ids = np.concatenate(chunks, axis=1)
-    prompt = PromptResult(
-        name="tokens",
-        text="",
-        token_ids=tuple(tuple(row) for row in chunks[0].tolist()),
-        tokens=tuple(tuple(map(str, row)) for row in ids.tolist()),
-        chunks=tuple(chunk.shape[1] for chunk in chunks),
-        comparisons=tuple(comparisons),
-        pairs=(),
-        logits=tuple(logits[:1]),
-        greedy=(),
-    )
-    return RunResult(
-        case=case,
-        verdict=verdict.verdict,
-        summary=_summary(verdict.verdict, first.name, other.name),
-        model=subject.info() if subject is not None else _claimed_model(traces),
-        engines=(first.info(), other.info()),
-        candidates=(verdict,),
-        prompts=(prompt,),
-        environment=watch.environment(threads=1, seed=None, command=command),
-        tolerance=TOLERANCE,
-        unit_limit=UNIT_LIMIT,
-        against=first.name,
-    )
-
-
-def _places(
-    traces: Sequence[Trace], subject: Subject | None, chunks: Sequence[TokenIds]
-) -> list[tuple[int, str]]:
-    """Chunk and name of every tap in data-flow order, as far as that is known."""
-    if subject is not None:
-        from .engines.shapes import tap_shapes
-
-        return list(tap_shapes(subject.model, chunks))
-    held = dict.fromkeys(place for trace in traces for place in trace.findings.taps)
-    return sorted(held, key=lambda place: (place[0], flow_order(place[1])))
-
-
-def _claimed_model(traces: Sequence[Trace]) -> ModelInfo:
-    model = traces[0].head.model
-    return ModelInfo(
-        origin=model.origin or "not said",
-        fingerprint=model.fingerprint or "not said",
-        family=model.family or "not said",
-        parameters=0,
-        config={},
-    )
-
-
-def _summary(verdict: Verdict, first: str, other: str) -> str:
-    return {
-        Verdict.PASS: f"{other} agrees with {first}.",
-        Verdict.NOT_FINITE: f"{first} or {other} holds NaN or infinity.",
-    }.get(verdict, f"{other} differs from {first}; whether by rounding or a fault is not known.")
 
 
 def _narrowest(participants: Sequence[Participant]) -> str:

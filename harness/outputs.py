@@ -1,7 +1,7 @@
 """What commands that compare share: token ids of an option, and where results go."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,23 +93,39 @@ class Outputs:
         codes.append(result.exit_code)
 
     @contextmanager
-    def accounted(self, name: str) -> Iterator[None]:
+    def accounted(
+        self, name: str, *, later: Sequence[str], codes: list[int], debug: bool
+    ) -> Iterator[None]:
         """Whatever goes wrong inside is in the files of all results, in place of a result.
 
         Args:
             name: Of the case that runs inside.
+            later: Names of the cases that an interrupt keeps from running.
+            codes: Gets the exit code if what an interrupt leaves cannot be written.
+            debug: Whether to show tracebacks.
         """
         before = len(self._suites)
         try:
             yield
         except Exception as error:
             if len(self._suites) == before:
-                from .report.junit import error_suite
-                from .report.markdown import error_view
-
-                message = str(error) or type(error).__name__
-                self._write_together(error_view(name, message), error_suite(name, message))
+                self._write_errors([(name, str(error) or type(error).__name__)])
             raise
+        except KeyboardInterrupt:
+            said = [(other, "not begun: the run was interrupted before") for other in later]
+            if len(self._suites) == before:
+                said.insert(0, (name, "interrupted before anything was compared"))
+            with reported(codes, debug=debug):
+                self._write_errors(said)
+            raise
+
+    def _write_errors(self, said: Sequence[tuple[str, str]]) -> None:
+        """Add cases of which there is no result, each with the reason."""
+        from .report.junit import error_suite
+        from .report.markdown import error_view
+
+        sections = [error_view(*each) for each in said]
+        self._write_together(sections, [error_suite(*each) for each in said])
 
     def _write(self, result: "RunResult", stem: str) -> None:
         from .report.files import write_report, write_whole
@@ -124,16 +140,16 @@ class Outputs:
         if self.report_dir is not None:
             self.pages.append(write_report(result, self.report_dir, stem=stem).html)
         if self._markdown is not None or self._junit is not None:
-            self._write_together(to_markdown(result), suite(result))
+            self._write_together([to_markdown(result)], [suite(result)])
 
-    def _write_together(self, section: str, suite: "Element") -> None:
-        """Add one case to the files of all of them."""
+    def _write_together(self, sections: Sequence[str], suites: "Sequence[Element]") -> None:
+        """Add cases to the files of all of them."""
         from .report.files import write_together
         from .report.junit import document
         from .report.markdown import join
 
-        self._sections.append(section)
-        self._suites.append(suite)
+        self._sections += sections
+        self._suites += suites
         views = {self._markdown: join(self._sections), self._junit: document(self._suites)}
         write_together(
             {

@@ -9,7 +9,7 @@ from .taps import chunk_name
 from .verdict import worst
 
 #: Called with what is known of a run that an exception ends, before the exception goes on.
-OnStop = Callable[[RunResult], None]
+OnStop = Callable[[RunResult], object]
 
 _HEALTHY = (Verdict.PASS, Verdict.ROUNDING)
 

@@ -189,8 +189,26 @@ def test_run_tells_of_a_case_without_a_result_in_files_of_all(cases: dict[str, A
 def test_run_keeps_files_of_finished_cases_when_it_is_interrupted(cases: dict[str, Any]) -> None:
     cases["b"] = KeyboardInterrupt()
     assert parity("run", "a.toml", "b.toml", "c.toml", *ALL).exit_code == 130
-    assert [each.get("name") for each in ET.parse("all.xml").getroot()] == ["a"]
-    assert "`a`" in Path("all.md").read_text()
+    root = ET.parse("all.xml").getroot()
+    assert [(e.get("name"), e.get("errors")) for e in root] == [("a", "0"), ("b", "1"), ("c", "1")]
+    said = [each.get("message", "") for each in root.iter("error")]
+    assert said == [
+        "interrupted before anything was compared",
+        "not begun: the run was interrupted before",
+    ]
+    text = Path("all.md").read_text()
+    places = [text.index(part) for part in ("pass: `a`", "error: `b`", said[0], "`c`", said[1])]
+    assert places == sorted(places)
+
+
+def test_run_that_is_interrupted_ends_also_where_its_files_cannot_be_written(
+    cases: dict[str, Any],
+) -> None:
+    Path("all.xml").mkdir()
+    cases["a"] = KeyboardInterrupt()
+    ran = parity("run", "a.toml", "b.toml", "--junit", "all.xml", "--no-report")
+    assert ran.exit_code == 130
+    assert "expected: a file that can be written" in ran.stderr
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.result import RunResult, Verdict, to_json
+from harness.result import RunResult, Verdict, from_json, to_json
 
 pytest_plugins = ["pytester"]
 
@@ -41,8 +41,15 @@ def run_case(case, *, progress=None, command="", on_stop=None):
         raise kind("hf:flash", expected="it", found="none", advice="install it")
     return from_json(path.read_bytes())
 
-def check(engine, *, checkpoint, token_ids, **options):
-    return from_json((RESULTS / f"{engine}.json").read_bytes())
+def check(engine, *, checkpoint, token_ids, on_stop=None, **options):
+    part = RESULTS / f"{engine}-part.json"
+    if part.exists():
+        on_stop(from_json(part.read_bytes()))
+    path = RESULTS / f"{engine}.json"
+    if not path.exists():
+        kind = KeyboardInterrupt if engine == "stopped" else ValueError
+        raise kind("boom")
+    return from_json(path.read_bytes())
 
 pipeline = types.ModuleType("logits_parity.harness.pipeline")
 pipeline.run_case = run_case
@@ -345,6 +352,31 @@ def test_case_that_stops_fails_with_its_error_and_leaves_a_report(project: Proje
     result.stdout.fnmatch_lines(["hf:flash: expected it, found none: install it"])
     assert (project.path / "reports" / "smol.html").is_file()
     assert 'value="not comparable"' in (project.path / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize("name", ["broken", "stopped"])
+def test_comparison_of_the_fixture_that_stops_leaves_a_report(project: Project, name: str) -> None:
+    project.outcome("mine", Verdict.PASS)
+    project.outcome(f"{name}-part", Verdict.NOT_COMPARABLE)
+    (project.path / "test_mine.py").write_text(
+        "def test_mine(parity):\n"
+        "    parity.check('mine', checkpoint='dir', token_ids=[[1]])\n"
+        f"    parity.check({name!r}, checkpoint='dir', token_ids=[[1]])\n"
+    )
+    result = project.pytest("--junitxml", "junit.xml")
+    assert result.ret == (pytest.ExitCode.INTERRUPTED if name == "stopped" else 1)
+    reports = {path.name for path in (project.path / "reports").iterdir()}
+    assert reports == {
+        f"test_mine.py_test_mine{number}.{suffix}"
+        for number in ("", "-2")
+        for suffix in ("html", "json")
+    }
+    known = from_json((project.path / "reports" / "test_mine.py_test_mine-2.json").read_bytes())
+    assert known.verdict is Verdict.NOT_COMPARABLE
+    if name == "broken":
+        result.stdout.fnmatch_lines(
+            ["*ValueError: boom", "HTML report: reports/test_mine.py_test_mine-2.html"]
+        )
 
 
 def test_setting_that_does_not_exist_is_a_usage_error(project: Project) -> None:

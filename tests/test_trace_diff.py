@@ -438,7 +438,7 @@ def test_tap_that_an_engine_lacks_is_not_waited_for() -> None:
     first = Side("a", {"embed": values, "final_norm": values}, {})
     other = Side("b", {"final_norm": values + 1}, {"embed": "fused"})
     places = [(0, "embed"), (0, "final_norm"), (0, "resid")]
-    found, _ = compare_taps(first, [other], [np.ones((1, 3), dtype=np.int64)], places)
+    found = compare_taps(first, [other], [np.ones((1, 3), dtype=np.int64)], places).comparisons
     assert [c.status for c in found] == [
         TapStatus.UNAVAILABLE,
         TapStatus.COMPARED,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness import Case, HFEngine, Prompt, RunResult, cli
+from harness import Case, HFEngine, Prompt, RunResult, check, cli
 from harness.engines import hf
 from harness.errors import EngineError, UsageError
 from harness.pipeline import compare
@@ -230,6 +230,79 @@ def test_a_diff_that_stops_leaves_a_report(
     assert known.verdict is Verdict.NOT_COMPARABLE
     assert "while comparing prompt tokens; the last tap that was compared" in known.stopped
     assert ran.stdout.splitlines()[-1] == f"reports/{document.stem}.html"
+
+
+@pytest.mark.parametrize("error", [EngineError, KeyboardInterrupt])
+@pytest.mark.parametrize(("nth", "beyond"), [(130, False), (130, True), (1, False)])
+def test_a_diff_without_replay_that_stops_leaves_a_report(
+    desk: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    nth: int,
+    *,
+    beyond: bool,
+) -> None:
+    how = {"expected": "x", "found": "y", "advice": "z"} if error is EngineError else {}
+    break_at(monkeypatch, nth, error("kernel", **how))
+    if beyond:
+        monkeypatch.setattr("harness.compare.TOLERANCE", 0.0)
+    sides = ("hf:eager", "hf:sdpa", "--model", "model", "--tokens", "1,2,3", "--decode", "1")
+    before = set(desk.files())
+    ran = CliRunner().invoke(cli.app, ["diff", *sides, "--no-replay"])
+    assert ran.exit_code == (2 if error is EngineError else 130), ran.output
+    made = set(desk.files()) - before
+    if nth == 1:
+        assert made == set()  # nothing was compared
+        return
+    assert made == {"hf-eager-vs-hf-sdpa.html", "hf-eager-vs-hf-sdpa.json"}
+    known = from_json(desk.files()["hf-eager-vs-hf-sdpa.json"])
+    (prompt,) = known.prompts
+    (candidate,) = known.candidates
+    assert 0 < len(prompt.comparisons) < 130
+    assert candidate.verdict is known.verdict is Verdict.NOT_COMPARABLE
+    assert (candidate.first_divergence is not None) is beyond
+    words = "kernel" if error is EngineError else "interrupted"
+    assert known.stopped.startswith(words)
+    last = prompt.comparisons[-1].tap
+    assert f"comparing prompt tokens; the last tap that was compared is {last}" in known.stopped
+    assert known.stopped in candidate.reason
+
+
+def test_check_tells_what_is_known_when_it_stops(
+    desk: Any, model: Any, tiny: Callable[..., Path]
+) -> None:
+    told: list[RunResult] = []
+    how: dict[str, Any] = {
+        "checkpoint": tiny(),
+        "prompt": None,
+        "token_ids": [[3, 1, 4]],
+        "name": "my model",
+        "report_dir": desk.folder / "kept",
+        "on_stop": told.append,
+    }
+    error = RuntimeError("boom")
+    with breaking(model, layer=1, call=1, error=error), pytest.raises(RuntimeError) as caught:
+        check(model, **how)
+    assert caught.value is error
+    (known,) = told
+    assert known.verdict is Verdict.NOT_COMPARABLE
+    assert "RuntimeError: boom" in known.stopped
+    page, document = (desk.folder / "kept" / f"my_model.{suffix}" for suffix in ("html", "json"))
+    assert from_json(document.read_bytes()) == known
+    assert "RuntimeError: boom" in page.read_text()
+    result = check(model, **how)
+    assert (result.verdict, len(told)) == (Verdict.PASS, 1)
+    assert from_json(document.read_bytes()) == result
+
+
+def test_check_says_when_what_is_known_is_lost(desk: Any, model: Any, tiny: Any) -> None:
+    (desk.folder / "kept").write_text("a file")
+    with (
+        breaking(model, layer=1, call=1, error=RuntimeError("boom")),
+        pytest.raises(RuntimeError) as caught,
+    ):
+        check(model, checkpoint=tiny(), token_ids=[[3, 1, 4]], report_dir=desk.folder / "kept")
+    assert "what was compared by then is lost: UsageError" in caught.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

@@ -40,6 +40,9 @@ class Parity:
     ) -> "RunResult":
         """Compare, write the report, and hand back the result without judging it.
 
+        Where an exception or an interrupt ends the comparison, the report has what was compared
+        by then.
+
         Args:
             engine: A transformers model in memory, an engine, the name of one (``hf:sdpa``), or a
                 list of these.
@@ -105,7 +108,10 @@ class Parity:
     ) -> tuple["RunResult", str]:
         from .. import check
 
-        result: RunResult = check(engine, name=name or self._item.name, **how)
+        result: RunResult = check(engine, name=name or self._item.name, on_stop=self._record, **how)
+        return result, self._record(result)
+
+    def _record(self, result: "RunResult") -> str:
+        """Write the report of a comparison, also of one that stops; the error goes on then."""
         self._count += 1
-        where = record(self._item, result, stem_of(self._item.nodeid, self._count))
-        return result, where
+        return record(self._item, result, stem_of(self._item.nodeid, self._count))

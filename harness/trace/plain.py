@@ -7,7 +7,7 @@ pass.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,27 @@ from ..taps import axes_of, declared, format_shape
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a comparison without a model leaves behind.
+
+    Attributes:
+        comparisons: One a tap and candidate.
+        logits: Those of each chunk, compared in more detail.
+    """
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    logits: list[LogitsPair] = field(default_factory=list)
+
+
 def compare_taps(
     first: Participant,
     others: Sequence[Participant],
     chunks: Sequence[TokenIds],
     places: Iterable[tuple[int, str]],
-) -> tuple[list[Comparison], list[LogitsPair]]:
+    *,
+    into: Measured | None = None,
+) -> Measured:
     """Measure sides against the first at every tap; each tap is dropped when it was compared.
 
     Args:
@@ -45,12 +60,10 @@ def compare_taps(
         others: The candidates.
         chunks: Token ids [B, T] of each forward pass.
         places: Chunk and name of each tap, chunks in order.
-
-    Returns:
-        One comparison a tap and candidate, and the logits of each chunk compared in more detail.
+        into: Filled in, and returned; whoever gave it has what was compared also where this
+            breaks off.
     """
-    comparisons: list[Comparison] = []
-    logits: list[LogitsPair] = []
+    found = Measured() if into is None else into
     ends = np.cumsum([chunk.shape[1] for chunk in chunks]).tolist()
     # Asked once: an engine may have to look at its model to say it.
     lacking = {side.name: side.unavailable for side in (first, *others)}
@@ -64,10 +77,11 @@ def compare_taps(
             )
             for side, values in zip(others, theirs, strict=True):
                 pair = _Pair(first.name, side.name, tap, ours, values)
-                comparisons.append(pair.compare(chunk, order, end=ends[chunk], lacking=lacking))
-                if tap == "logits" and comparisons[-1].difference is not None:
-                    logits.append(pair.compare_logits())
-    return comparisons, logits
+                compared = pair.compare(chunk, order, end=ends[chunk], lacking=lacking)
+                found.comparisons.append(compared)
+                if tap == "logits" and compared.difference is not None:
+                    found.logits.append(pair.compare_logits())
+    return found
 
 
 @dataclass(frozen=True, slots=True)
