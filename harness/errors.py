@@ -58,3 +58,19 @@ class NotComparableError(ParityError):
     """The two sides cannot be compared in this environment."""
 
     exit_code = 3
+
+
+class BuildError(ParityError):
+    """An environment that cannot be made on this machine: no room, no tool, no right to write."""
+
+
+class NoSuchRelease(BuildError):
+    """A release that the package index does not have."""
+
+
+class CannotInstall(BuildError):
+    """A release that is there, but does not go with this Python or with what else was asked for."""
+
+
+class Offline(BuildError):
+    """The package index is needed and cannot be reached, or must not be."""
