@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .pairing import Pairs
 from .result import LIMIT, TapChange, TapState
 from .side import Arrays, Side, Tap
@@ -34,16 +36,17 @@ def compare(before: Side, after: Side, pairs: Pairs) -> list[Compared]:
 
 def _compare(before: Arrays, after: Arrays, a: Tap, b: Tap) -> TapChange:
     x, y = before.digest(a.key), after.digest(b.key)
-    allowed = allowance(a, b, max(x.norm, y.norm))
+    factor = _factor(a, b)
+    allowed = allowance(a, b, max(x.norm, y.norm * factor))
     distance: Distance | None = None
-    if x.hash == y.hash:
+    if x.hash == y.hash and factor == 1.0:
         state = TapState.SAME
     elif x.not_finite != y.not_finite:
         state = TapState.NOT_FINITE
     elif math.prod(a.shape) != math.prod(b.shape):
         state = TapState.RESHAPED
     else:
-        distance = _distance(before, after, a, b)
+        distance = _distance(before, after, a, b, factor)
         # Other bits at no distance: -0.0 for 0.0, or another shape of the same numbers.
         state = TapState.ROUNDING if distance.value <= allowed else TapState.CHANGED
         if distance.value == 0.0 and distance.exact:
@@ -79,14 +82,24 @@ def allowance(a: Tap, b: Tap, norm: float) -> float:
     if "bool" in (a.dtype, b.dtype):
         return 0.0
     unit = max(_ROUNDOFF.get(tap.dtype, 0.0) for tap in (a, b))
-    return LIMIT * max(a.noise or 0.0, b.noise or 0.0, unit * norm)
+    noise = max(a.noise or 0.0, (b.noise or 0.0) * _factor(a, b))
+    return LIMIT * max(noise, unit * norm)
 
 
-def _distance(before: Arrays, after: Arrays, a: Tap, b: Tap) -> Distance:
+def _factor(a: Tap, b: Tap) -> float:
+    """What makes the queries after comparable with those before.
+
+    Whether the scale of attention is in the queries or comes later is the release's business; what
+    must not change is query times scale.
+    """
+    return b.scale / a.scale if a.scale and b.scale else 1.0
+
+
+def _distance(before: Arrays, after: Arrays, a: Tap, b: Tap, factor: float) -> Distance:
     x, y = before.array(a.key), after.array(b.key)
     if x is None or y is None:
-        return estimate(before.digest(a.key).sketch, after.digest(b.key).sketch)
-    return exact(x.reshape(-1), y.reshape(-1))
+        return estimate(before.digest(a.key).sketch, after.digest(b.key).sketch * factor)
+    return exact(x.reshape(-1), y.reshape(-1).astype(np.float64) * factor)
 
 
 def chunks_of(taps: Sequence[Tap]) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,254 @@
+"""A baseline: what one environment computed, small enough for git, as one side of a comparison.
+
+JSON, one intermediate a line, so that a diff of two baselines shows what moved. Of each
+intermediate there is a hash, a summary and a sketch; of the logits the most likely tokens of each
+position as well. The weights are not in it, nor any path of the machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+from .digest import Digest, pack, unpack
+from .logits import PositionLogits
+from .plan import Plan
+from .records import Facts
+from .side import Side, Tap, without_taps
+
+FORMAT = "logits-parity/baseline"
+VERSION = 1
+
+_ADVICE = "write it again: parity baseline MODEL -o FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Why a baseline took the place of an earlier one.
+
+    Attributes:
+        reason: In the words of whoever did it.
+        verdict: What the gate said of the two.
+        summary: The same in words.
+        before: Versions that the earlier one was of.
+    """
+
+    reason: str
+    verdict: str
+    summary: str
+    before: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Everything of a baseline but the numbers.
+
+    Attributes:
+        model: The model as it was named; a path only if it was given as one.
+        fingerprint: Of its config and weights.
+        plan: What was run.
+        facts: What the libraries said of it, without intermediates.
+        history: Earlier refreshes, the latest last.
+    """
+
+    model: str
+    fingerprint: str
+    plan: Plan
+    facts: Facts
+    history: tuple[Refresh, ...] = ()
+
+
+class Baseline:
+    """A baseline as one side of a comparison.
+
+    Args:
+        head: Everything but the numbers.
+        taps: All intermediates, in order.
+        digests: Of each key of those.
+        logits: Of each key of a logits tap.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        taps: Sequence[Tap],
+        digests: Mapping[str, Digest],
+        logits: Mapping[str, tuple[PositionLogits, ...]],
+    ) -> None:
+        self.head = head
+        self.facts = head.facts
+        self.taps = tuple(taps)
+        self._digests = digests
+        self._logits = logits
+
+    @classmethod
+    def of(cls, side: Side, head: Head) -> "Baseline":
+        """Keep what a baseline keeps of a side that has every array."""
+        return cls(
+            replace(head, facts=without_taps(side.facts)),
+            side.taps,
+            {tap.key: side.digest(tap.key) for tap in side.taps},
+            {tap.key: side.logits(tap) for tap in side.taps if tap.role == "logits"},
+        )
+
+    def digest(self, key: str) -> Digest:
+        """Hash, summary and sketch of an intermediate."""
+        return self._digests[key]
+
+    def array(self, key: str) -> None:
+        """None: a baseline keeps no arrays."""
+
+    def logits(self, tap: Tap) -> tuple[PositionLogits, ...]:
+        """What is known of the logits of each position of a chunk."""
+        return self._logits[tap.key]
+
+
+def to_json(baseline: Baseline) -> bytes:
+    """The file: one JSON object, a line for each intermediate and for each position of logits."""
+    head = msgspec.to_builtins(baseline.head)
+    lines = [f'"format": "{FORMAT}"', f'"version": {VERSION}']
+    lines += [f'"{key}": {_one_line(value)}' for key, value in head.items() if key != "facts"]
+    lines.append(_block("facts", _facts_lines(head["facts"]), brackets="{}"))
+    lines.append(_block("taps", map(_one_line, _tap_rows(baseline))))
+    lines.append(_block("logits", map(_one_line, _logits_rows(baseline))))
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def from_json(data: bytes, *, where: str) -> Baseline:
+    """Read a baseline.
+
+    Raises:
+        UsageError: It is none, is damaged, or is of a version that this release does not read.
+    """
+    try:
+        raw = msgspec.json.decode(data)
+        found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else type(raw)
+        if found != (FORMAT, VERSION):
+            raise UsageError(
+                where,
+                expected=f"format {FORMAT} version {VERSION}",
+                found=str(found),
+                advice=_ADVICE,
+            )
+        head = msgspec.convert({key: raw.get(key) for key in Head.__dataclass_fields__}, Head)
+        taps, digests = _read_taps(raw["taps"], head.facts)
+        return Baseline(head, taps, digests, _read_logits(raw["logits"]))
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            where,
+            expected="a baseline that `parity baseline` wrote",
+            found=f"{type(error).__name__}: {error}"[:300],
+            advice=_ADVICE,
+        ) from None
+
+
+def _one_line(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _block(name: str, lines: Any, *, brackets: str = "[]") -> str:
+    body = ",\n".join(f"  {line}" for line in lines)
+    return f'"{name}": {brackets[0]}\n{body}\n{brackets[1]}'
+
+
+def _facts_lines(facts: Mapping[str, Any]) -> list[str]:
+    return [f'"{key}": {_one_line(value)}' for key, value in facts.items()]
+
+
+def _tap_rows(baseline: Baseline) -> list[list[object]]:
+    """[pass, chunk, tap, role, noise, scale, key], and behind the first of a key what it names."""
+    rows, seen = [], set()
+    for tap in baseline.taps:
+        row: list[object] = [
+            tap.passed,
+            tap.chunk,
+            tap.name,
+            tap.role,
+            _short(tap.noise),
+            tap.scale,
+        ]
+        if tap.key in seen:
+            rows.append([*row, tap.key])
+            continue
+        seen.add(tap.key)
+        kept = baseline.digest(tap.key)
+        rows.append(
+            [
+                *row,
+                tap.key,
+                list(tap.shape),
+                tap.dtype,
+                kept.hash,
+                _short(kept.norm),
+                _short(kept.largest),
+                kept.not_finite,
+                pack(kept.sketch),
+            ]
+        )
+    return rows
+
+
+def _read_taps(rows: Sequence[Any], facts: Facts) -> tuple[list[Tap], dict[str, Digest]]:
+    classes = {module.path: module.class_name for module in facts.modules}
+    taps, digests, stored = [], {}, {}
+    for passed, chunk, name, role, noise, scale, key, *more in rows:
+        if more:
+            shape, dtype, hash_, norm, largest, not_finite, packed = more
+            stored[key] = (tuple(shape), dtype)
+            digests[key] = Digest(hash_, norm, largest, not_finite, unpack(packed))
+        shape, dtype = stored[key]
+        module = module_of(name)
+        taps.append(
+            Tap(
+                passed=passed,
+                chunk=chunk,
+                name=name,
+                module=module,
+                cls=classes.get(module, ""),
+                role=role,
+                shape=shape,
+                dtype=dtype,
+                noise=noise,
+                scale=scale,
+                key=key,
+            )
+        )
+    return taps, digests
+
+
+def module_of(tap: str) -> str:
+    """Path of the module that a tap's name begins with."""
+    path = tap.split("#")[0].split(":")[0]
+    return "" if path == "logits" else path.removesuffix(".in")
+
+
+def _logits_rows(baseline: Baseline) -> list[list[object]]:
+    return [
+        [
+            tap.key,
+            each.row,
+            each.position,
+            list(each.token_ids),
+            [_short(value, 8) for value in each.logits],
+            _short(each.log_sum, 8),
+            pack(each.sketch),
+        ]
+        for tap in baseline.taps
+        if tap.role == "logits"
+        for each in baseline.logits(tap)
+    ]
+
+
+def _read_logits(rows: Sequence[Any]) -> dict[str, tuple[PositionLogits, ...]]:
+    found: dict[str, tuple[PositionLogits, ...]] = {}
+    for key, row, position, ids, logits, log_sum, packed in rows:
+        each = PositionLogits(row, position, tuple(ids), tuple(logits), log_sum, unpack(packed))
+        found[key] = (*found.get(key, ()), each)
+    return found
+
+
+def _short(value: float | None, digits: int = 5) -> float | None:
+    """So many digits: what is judged by it is judged within factors, or by hash."""
+    return None if value is None else float(f"{value:.{digits}g}")

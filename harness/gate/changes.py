@@ -1,0 +1,217 @@
+"""What is not as before besides numbers, in words: config, modules, weights, tokens, warnings."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .records import Facts, Parameter
+from .result import FactChange
+
+#: Keys of a config that say who wrote it and not what the model is.
+_UNTOLD = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "name_or_path"})
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_PLACE = re.compile(r"(?:/[\w.+-]+)+/([\w.-]+\.py):\d+")
+_LONGEST = 160
+
+
+def changes(before: Facts, after: Facts) -> tuple[FactChange, ...]:
+    """Everything that differs, what decides by itself first."""
+    found = [
+        *_mapping("versions", before.versions, after.versions),
+        *_machine(before, after),
+        *_config(before, after),
+        *_named(before, after),
+        *_weights(before, after),
+        *_modules(before, after),
+        *_mapping("generation", before.generation_config or {}, after.generation_config or {}),
+        *_tokenizer(before, after),
+        *_caches(before, after),
+        *_warnings(before, after),
+    ]
+    return tuple(sorted(found, key=lambda each: not each.decides))
+
+
+def _mapping(
+    kind: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[FactChange]:
+    x, y = dict(_flat(before)), dict(_flat(after))
+    for key in dict.fromkeys([*x, *y]):
+        if key.rsplit(".", 1)[-1] in _UNTOLD:
+            continue
+        a, b = x.get(key, ""), y.get(key, "")
+        if a != b:
+            yield FactChange(kind, key, _cut(a), _cut(b))
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and values as text; absent and null are told apart, as a config does."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # 10000.0 and 10000 are the same number
+    return str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _machine(before: Facts, after: Facts) -> Iterator[FactChange]:
+    if before.machine is None or after.machine is None:
+        return
+    for name in ("platform", "processor", "capability", "threads", "blas"):
+        a, b = str(getattr(before.machine, name)), str(getattr(after.machine, name))
+        if a != b:
+            yield FactChange("machine", name, _cut(a), _cut(b))
+
+
+def _config(before: Facts, after: Facts) -> Iterator[FactChange]:
+    """Keys as parsed; where the file does not have a key, its default has changed."""
+    written = {key.split(".")[0] for key, _ in _flat(after.config_as_saved or {})}
+    for each in _mapping("config", before.config or {}, after.config or {}):
+        kind = "config" if each.what.split(".")[0] in written else "default"
+        yield FactChange(kind, each.what, each.before, each.after)
+
+
+def _named(before: Facts, after: Facts) -> Iterator[FactChange]:
+    for name in ("model_class", "config_class", "attention"):
+        a, b = getattr(before, name) or "", getattr(after, name) or ""
+        if a != b and a and b:
+            yield FactChange(name.replace("_", " "), "chosen", a, b)
+
+
+def _weights(before: Facts, after: Facts) -> Iterator[FactChange]:
+    """Parameters as loaded: the same bytes, perhaps under other names, or others."""
+    x = {each.name: each for each in before.parameters}
+    y = {each.name: each for each in after.parameters}
+    if not x or not y:
+        return
+    other = [name for name in x if name in y and x[name].digest != y[name].digest]
+    for shown, names in _by_pattern(other):
+        first = names[0]
+        yield FactChange(
+            "weights",
+            f"{shown} other values",
+            _described(x[first]),
+            _described(y[first]),
+            decides=True,
+        )
+    gone, new = _only(x, y), _only(y, x)
+    kept = Counter(x[name].digest for name in gone) == Counter(y[name].digest for name in new)
+    how = "same values under other names" if kept else "not on the other side"
+    for shown, _ in _by_pattern(gone):
+        yield FactChange("weights", shown, how, "")
+    for shown, _ in _by_pattern(new):
+        yield FactChange("weights", shown, "", how)
+    yield from _ties(before, after)
+    yield from _loading(before, after)
+
+
+def _only(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _described(parameter: Parameter) -> str:
+    return f"{parameter.dtype} {list(parameter.shape)}, sha256 {parameter.digest}"
+
+
+def _ties(before: Facts, after: Facts) -> Iterator[FactChange]:
+    a, b = ({" = ".join(pair) for pair in facts.tied} for facts in (before, after))
+    for pair in sorted(a ^ b):
+        tied = ("tied", "") if pair in a else ("", "tied")
+        yield FactChange("weights", pair, *tied, decides=True)
+
+
+def _loading(before: Facts, after: Facts) -> Iterator[FactChange]:
+    if before.loading is None or after.loading is None:
+        return
+    for kind in ("missing", "unexpected", "mismatched"):
+        was, now = set(getattr(before.loading, kind)), set(getattr(after.loading, kind))
+        for shown, _ in _by_pattern(sorted(was - now)):
+            yield FactChange("loading", shown, kind, "")
+        for shown, _ in _by_pattern(sorted(now - was)):
+            # A tensor that the file lacks is filled with random numbers.
+            yield FactChange("loading", shown, "", kind, decides=kind != "unexpected")
+
+
+def _by_pattern(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Names that differ in the number of a layer alone, as one with a star."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_LAYER.sub("*", name), []).append(name)
+    return [
+        (f"{pattern} ({len(each)})" if len(each) > 1 else each[0], each)
+        for pattern, each in groups.items()
+    ]
+
+
+def _modules(before: Facts, after: Facts) -> Iterator[FactChange]:
+    x = {each.path: each.class_name for each in before.modules}
+    y = {each.path: each.class_name for each in after.modules}
+    if not x or not y:
+        return
+    for names, side in ((_only(x, y), x), (_only(y, x), y)):
+        for shown, paths in _by_pattern(names):
+            classes = side[paths[0]]
+            yield FactChange("modules", shown, *((classes, "") if side is x else ("", classes)))
+    other = [path for path in x if path in y and x[path] != y[path]]
+    for shown, paths in _by_pattern(other):
+        yield FactChange("modules", shown or "the model", x[paths[0]], y[paths[0]])
+
+
+def _tokenizer(before: Facts, after: Facts) -> Iterator[FactChange]:
+    a, b = before.tokenizer, after.tokenizer
+    if a is None or b is None:
+        if (a is None) != (b is None):
+            yield FactChange("tokenizer", "class", *(("there", "none") if a else ("none", "there")))
+        return
+    if a.class_name != b.class_name:
+        yield FactChange("tokenizer", "class", a.class_name, b.class_name)
+    for name in dict.fromkeys([*a.ids, *b.ids]):
+        was, now = a.ids.get(name, ()), b.ids.get(name, ())
+        if was != now:
+            what = f"token ids of {name!r}"
+            yield FactChange("tokenizer", what, _ids(was, now), _ids(now, was), decides=True)
+    yield from _mapping("tokenizer", a.special, b.special)
+
+
+def _ids(ids: Sequence[int], others: Sequence[int]) -> str:
+    """The ids from the first that differs on."""
+    same = next((i for i, (x, y) in enumerate(zip(ids, others, strict=False)) if x != y), None)
+    start = min(len(ids), len(others)) if same is None else same
+    shown = ", ".join(map(str, ids[start : start + 6]))
+    return f"{len(ids)} tokens, from {start} on: {shown or 'none'}"
+
+
+def _caches(before: Facts, after: Facts) -> Iterator[FactChange]:
+    was = {each.name: each.cache_class for each in before.passes}
+    for each in after.passes:
+        a, b = was.get(each.name), each.cache_class
+        if each.name in was and a != b:
+            yield FactChange("cache", f"class in pass {each.name}", a or "none", b or "none")
+
+
+def _warnings(before: Facts, after: Facts) -> Iterator[FactChange]:
+    a = dict.fromkeys(_plain(each.text) for each in before.warnings)
+    b = dict.fromkeys(_plain(each.text) for each in after.warnings)
+    for text in a:
+        if text not in b:
+            yield FactChange("warnings", _cut(text), "shown", "")
+    for text in b:
+        if text not in a:
+            yield FactChange("warnings", _cut(text), "", "shown")
+
+
+def _plain(text: str) -> str:
+    """A warning without the place in a file that it came from."""
+    return " ".join(_PLACE.sub(r"\1", text).split())
