@@ -51,9 +51,8 @@ def packages_in(folders: tuple[str, ...]) -> dict[str, Package]:
     found: dict[str, Package] = {}
     for folder in folders:
         for distribution in metadata.distributions(path=[folder]):
-            name = distribution.metadata["Name"]
-            if name is None:  # what a removal that was cut off leaves
+            if "Name" not in distribution.metadata:  # what a removal that was cut off leaves
                 continue
             package = Package(distribution.version, tuple(distribution.requires or ()), folder)
-            found.setdefault(canonicalize_name(name), package)
+            found.setdefault(canonicalize_name(distribution.name), package)
     return found

@@ -1,7 +1,7 @@
 """What an environment must have: releases, as a person writes them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,8 +35,8 @@ class Wanted:
     @property
     def releases(self) -> dict[str, str]:
         """Version of each package that is asked for."""
-        pairs = (requirement.split("==") for requirement in self.requirements)
-        return {name: version for name, version in pairs}
+        pairs = (requirement.partition("==") for requirement in self.requirements)
+        return {name: version for name, _, version in pairs}
 
     def __str__(self) -> str:
         """As :func:`parse_wanted` reads it."""
@@ -96,6 +96,17 @@ def _refused(text: str, found: str, advice: str = "write for example 5.0.0") -> 
     )
 
 
+def holding(requires: Iterable[str]) -> Iterator[Requirement]:
+    """Requirements that hold here: neither for extras, nor for other systems, nor unreadable."""
+    for text in requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:  # old packages wrote what is not allowed any more
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
 def unsatisfied(requires: Iterable[str], versions: Mapping[str, str]) -> list[str]:
     """Which requirements of a package do not hold.
 
@@ -104,10 +115,7 @@ def unsatisfied(requires: Iterable[str], versions: Mapping[str, str]) -> list[st
         versions: Version of each package that is there, by the name that the index uses.
     """
     missing = []
-    for text in requires:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
+    for requirement in holding(requires):
         version = versions.get(canonicalize_name(requirement.name))
         if version is None:
             missing.append(f"{requirement}, which is not there")
@@ -130,16 +138,14 @@ def closure(roots: Iterable[str], requires: Mapping[str, Iterable[str]]) -> set[
         if name in found or name not in requires:
             continue
         found.add(name)
-        for requirement in map(Requirement, requires[name]):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(canonicalize_name(requirement.name))
+        waiting += [canonicalize_name(r.name) for r in holding(requires[name])]
     return found
 
 
 def near(version: str, releases: Iterable[str], count: int = 4) -> list[str]:
     """Releases next to one that is not among them, oldest first."""
     wanted = Version(version)
-    ordered = sorted((v for v in map(_version, releases) if v is not None))
+    ordered = sorted(v for v in map(_version, releases) if v is not None)
     older = [v for v in ordered if v < wanted][-(count // 2) :]
     newer = [v for v in ordered if v > wanted]
     return [str(v) for v in (*older, *newer[: count - len(older)])]
