@@ -16,10 +16,15 @@ _NOT_IN_SPANS = frozenset("`|\\<>&")
 _LINK = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9./_~#?=%+-]*")
 _ENTITY = re.compile(r"[^A-Za-z0-9 .,;/=-]", re.ASCII)
 #: An underscore inside a word is no markup, and names of taps are full of them.
-_PROSE = re.compile(r"[\\`*{}\[\]<>&|~$^!\"\u200b]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_PROSE = re.compile(r"[\\`*{}\[\]<>&|~^!#\"\u200b]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 #: What would make a mention, a reference or a link together; an invisible blank goes between.
-_TOGETHER = re.compile(r"(?i)([@#])(?=\S)|(:)(?=//)|\b(www)(?=\.)")
+_TOGETHER = re.compile(
+    r"(?i)([@#])(?=\S)|(:)(?=//|[a-z0-9_+-]+:)|\b(mailto:|xmpp:)|\b(www)(?=\.)|\b(GH)(?=-\d)"
+)
+#: What nothing but code keeps as it is: what may be the beginning of a commit's name (digits behind
+#: a decimal point are none), and signs of a formula, which GitHub looks for where escapes are gone.
+_AS_CODE = re.compile(r"(?i)((?<!\d\.)\b[0-9a-f]{7,40}\b|\$+)")
 
 
 def code(text: str, *, most: int = 200) -> str:
@@ -44,8 +49,10 @@ def html_code(text: str, *, most: int = 200) -> str:
 
 def prose(text: str, *, most: int = 1_000) -> str:
     """A sentence that may hold names of somebody else's; for the middle of a line."""
-    shown = _TOGETHER.sub(_apart, clipped(visible(text), most))
-    return _PROSE.sub(_entity, shown)
+    parts = _AS_CODE.split(clipped(visible(text), most))
+    parts[::2] = [_PROSE.sub(_entity, _TOGETHER.sub(_apart, part)) for part in parts[::2]]
+    parts[1::2] = [f"`{part}`" for part in parts[1::2]]
+    return "".join(parts)
 
 
 def link(address: str) -> str:
