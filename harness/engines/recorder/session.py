@@ -1,0 +1,220 @@
+"""What is done in an environment: a model is loaded, told of, and run; imports transformers."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from .models import default_attention, load, save
+from .running import run_pass, state_of
+from .stages import Stages
+from .store import Kept, Noise, digest
+
+_PACKAGES = (
+    "transformers",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "accelerate",
+    "kernels",
+    "flash_attn",
+)
+
+
+def begin(request: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Set what numbers depend on, and tell of the environment."""
+    torch.set_num_threads(int(request["threads"]))
+    transformers.logging.set_verbosity_warning()
+    transformers.logging.disable_progress_bar()
+    facts["versions"] = {"python": platform.python_version()} | _versions()
+    facts["machine"] = {
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "capability": str(torch.backends.cpu.get_cpu_capability()),
+        "threads": torch.get_num_threads(),
+        "blas": _blas(),
+    }
+
+
+def record(
+    request: dict[str, Any],
+    stages: Stages,
+    facts: dict[str, Any],
+    output: Path,
+    warnings: list[dict[str, str]],
+) -> None:
+    """Do what a request asks for, and fill the document."""
+    if request["model"] is not None:
+        with stages.stage("config"):
+            facts["config_as_saved"] = json.loads(Path(request["model"], "config.json").read_text())
+    if request["texts"]:
+        with stages.stage("tokenizer"):
+            facts["tokenizer"] = _tokenize(request)
+    if stages.failed_at("config"):
+        return
+    if request["save_to"] is not None:
+        _save(request, stages, facts)
+        return
+    passes = request["passes"]
+    kept = Kept()
+    done: dict[str, dict[str, Any]] = {}
+    wanted = [each["attention"] or request["attention"] for each in passes]
+    for attention in dict.fromkeys([request["attention"], *wanted]):
+        chosen = [each for each, its in zip(passes, wanted, strict=True) if its == attention]
+        for each in _run_all(request, attention, chosen, stages, facts, kept, warnings):
+            done[each["name"]] = each
+    facts["passes"] = [done[each["name"]] for each in passes if each["name"] in done]
+    save_file(kept.arrays, str(output / "taps.safetensors"))
+
+
+def _run_all(
+    request: dict[str, Any],
+    attention: str | None,
+    passes: list[dict[str, Any]],
+    stages: Stages,
+    facts: dict[str, Any],
+    kept: Kept,
+    warnings: list[dict[str, str]],
+) -> list[dict[str, Any]]:
+    """Run all passes of one attention implementation on one model."""
+    first = "model_class" not in facts
+    if not passes and not first:
+        return []
+    model: Any = None
+    with stages.stage("load"):
+        model, loading = load(request, attention)
+        if first:
+            facts["loading"] = loading
+            facts.update(_told(model))
+    if model is None:
+        return []
+    chosen = default_attention(model)
+    before = state_of(model)
+    done = []
+    for each in passes:
+        made: dict[str, Any] = {"name": each["name"], "attention": chosen, "taps": []}
+        done.append(made)
+        failures = len(stages.failures)
+        with stages.stage(f"pass:{each['name']}"):
+            made.update(run_pass(model, each, kept, before))
+        made["failed"] = stages.failures[-1] if len(stages.failures) > failures else None
+        made["taps"] = kept.taps.get(each["name"], [])
+    if request["noise"]:
+        sound = [each for each, made in zip(passes, done, strict=True) if made["failed"] is None]
+        _measure(model, sound, stages, kept, warnings)
+    return done
+
+
+def _measure(
+    model: Any,
+    passes: list[dict[str, Any]],
+    stages: Stages,
+    kept: Kept,
+    warnings: list[dict[str, str]],
+) -> None:
+    """Run passes again with the same weights in float64."""
+    noise = Noise(kept)
+    model.double()  # float32 values are float64 values: nothing is rounded
+    before = state_of(model)
+    for each in passes:
+        stages.now = f"pass:{each['name']}"
+        try:
+            run_pass(model, each, noise, before, wide=True)
+        except Exception as error:
+            noise.forget(each["name"])
+            why = stages.failure(error)
+            text = f"not run in float64, so its noise is unknown: {why['type']}: {why['message']}"
+            warnings.append({"stage": stages.now, "text": text})
+
+
+def _save(request: dict[str, Any], stages: Stages, facts: dict[str, Any]) -> None:
+    model: Any = None
+    with stages.stage("load"):
+        model, facts["loading"] = load(request, request["attention"])
+        facts.update(_told(model))
+    if model is not None:
+        with stages.stage("save"):
+            save(model, request)
+
+
+def _told(model: Any) -> dict[str, Any]:
+    """What there is to tell of a loaded model."""
+    config = model.config
+    generation = getattr(model, "generation_config", None)
+    names: dict[int, str] = {}
+    tied = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if names.setdefault(id(parameter), name) != name:
+            tied.append([names[id(parameter)], name])
+    return {
+        "model_class": type(model).__name__,
+        "config_class": type(config).__name__,
+        "config": config.to_dict(),
+        "generation_config": None if generation is None else generation.to_dict(),
+        "attention": default_attention(model),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "modules": [
+            {"path": path, "class_name": type(module).__name__}
+            for path, module in model.named_modules()
+        ],
+        "parameters": [
+            {
+                "name": name,
+                "shape": list(parameter.shape),
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "digest": digest(parameter)[:16],
+            }
+            for name, parameter in model.named_parameters()
+        ],
+        "tied": tied,
+    }
+
+
+def _tokenize(request: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        request["model"], local_files_only=True, trust_remote_code=request["trust_remote_code"]
+    )
+    ids = {name: list(tokenizer(text)["input_ids"]) for name, text in request["texts"].items()}
+    special = dict(tokenizer.special_tokens_map)
+    numbers = {
+        f"{role}_id": getattr(tokenizer, f"{role}_id", None)
+        for role in special
+        if hasattr(tokenizer, f"{role}_id")
+    }
+    return {"class_name": type(tokenizer).__name__, "ids": ids, "special": special | numbers}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    """Name of the processor's model, as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or os.uname().machine
+
+
+def _blas() -> str:
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return found[1] if found else "unknown"

@@ -1,0 +1,163 @@
+"""Watches a forward pass: every module by hooks, and the functions of torch inside them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .attention import SDPA, Attention
+from .products import PRODUCTS
+from .store import Taps
+
+_STARTS = (SDPA, *PRODUCTS)
+
+
+class Watch:
+    """Taps of every module of a model.
+
+    Args:
+        model: Any model.
+        taps: Receives them.
+        batch: Rows of the pass.
+    """
+
+    def __init__(self, model: torch.nn.Module, taps: Taps, batch: int) -> None:
+        self._model = model
+        self._taps = taps
+        self._batch = batch
+        self._running: list[_Call] = []
+        self._calls: Counter[str] = Counter()
+
+    def begin(self, name: str, chunk: int) -> None:
+        """A chunk of a pass begins."""
+        self._taps.begin(name, chunk)
+        self._running.clear()
+        self._calls.clear()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put hooks on every module but the whole model; they are gone afterwards."""
+        with ExitStack() as stack:
+            for path, module in self._model.named_modules():
+                if path:
+                    enter, leave = self._hooks(path, type(module).__name__)
+                    before = module.register_forward_pre_hook(enter, with_kwargs=True)
+                    stack.callback(before.remove)
+                    stack.callback(module.register_forward_hook(leave).remove)
+            stack.enter_context(_Functions(self))
+            yield
+
+    def _hooks(self, path: str, class_name: str) -> tuple[Any, Any]:
+        def enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            self._calls[path] += 1
+            times = self._calls[path]
+            call = _Call(self, path, class_name, path if times == 1 else f"{path}#{times}")
+            self._running.append(call)
+            given = _first(args) if args else None
+            given = _first_named(kwargs) if given is None else given
+            if given is not None:
+                call.emit("in", given)
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            call = self._running.pop()
+            made = _first(output)
+            if made is not None:
+                call.emit("out", made)
+
+        return enter, leave
+
+    def offer(self, call: "_Call", role: str, tensor: torch.Tensor, scale: float | None) -> None:
+        """Pass a tap on under its name."""
+        name = {"out": call.label, "in": f"{call.label}.in"}.get(role, f"{call.label}:{role}")
+        self._taps.offer(
+            name,
+            tensor,
+            module=call.path,
+            class_name=call.class_name,
+            role=role,
+            new_only=role == "in",
+            scale=scale,
+        )
+
+    def called(self, name: str, args: tuple[Any, ...], kwargs: Any, out: Any) -> None:
+        """A function of torch was called: attention, perhaps, in a module that is running."""
+        if not self._running:
+            return
+        above = [call.attention for call in reversed(self._running) if call.attention is not None]
+        if name not in _STARTS:
+            found = next((each for each in above if each.open), None)
+        else:
+            found = next((each for each in above if each.awaits(args)), None)
+        if found is None and name in _STARTS:
+            call = self._running[-1]
+            found = call.attention = call.attention or Attention(call.emit, self._batch)
+        if found is not None:
+            found.see(name, args, kwargs, out)
+
+
+class _Call:
+    """A call of a module that is running."""
+
+    def __init__(self, watch: Watch, path: str, class_name: str, label: str) -> None:
+        self._watch = watch
+        self.path = path
+        self.class_name = class_name
+        self.label = label
+        self.attention: Attention | None = None
+
+    def emit(self, role: str, tensor: torch.Tensor, scale: float | None = None) -> None:
+        """Pass a tap on."""
+        self._watch.offer(self, role, tensor, scale)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._watch.called(getattr(func, "__name__", ""), args, kwargs or {}, out)
+        return out
+
+
+class Wide(TorchFunctionMode):
+    """Computes in float64 what a model would compute in float32, whatever its dtype."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function with every mention of float32 replaced."""
+        if func is torch.Tensor.float:
+            return torch.Tensor.double(*args, **(kwargs or {}))
+        named = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_wide, args), **named)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def _first(given: Any) -> torch.Tensor | None:
+    """The first tensor of numbers in what a module takes or hands out."""
+    if isinstance(given, torch.Tensor):
+        return given if given.is_floating_point() or given.is_complex() else None
+    parts = given.values() if isinstance(given, Mapping) else given
+    if isinstance(given, Mapping | list | tuple):
+        for part in parts:
+            found = _first(part)
+            if found is not None:
+                return found
+    return None
+
+
+def _first_named(given: dict[str, Any]) -> torch.Tensor | None:
+    """The same of named arguments: hidden states before anything else, and no masks."""
+    names = sorted(given, key=lambda name: name != "hidden_states")
+    wanted = [given[name] for name in names if not {"mask", "position"} & set(name.split("_"))]
+    return _first(wanted)
