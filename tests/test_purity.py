@@ -49,6 +49,7 @@ EDGES = {
     "engines/recorder/running.py": "looks among loaded modules for the cache class of one",
     "engines/recorder/session.py": "reads configs, versions and the machine",
     "engines/recorder/stages.py": "leaves the stage for the parent to find after a crash",
+    "engines/recorder/weights.py": "draws weights from the names of parameters",
     "environment.py": "clock, platform, versions, cores",
     "gate/building.py": "makes environments with pip or uv",
     "gate/environments.py": "finds, makes and removes environments",

@@ -86,8 +86,7 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
         cache = next((out[name] for name in _CACHES if name in there), None)
         if cache is None and length < ids.shape[1] - start:
             raise RuntimeError(
-                "expected a cache in what the model hands out, found "
-                + ", ".join(map(str, there))
+                "expected a cache in what the model hands out, found " + ", ".join(map(str, there))
             )
         start = end
     return cache

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-#: Width of the rows of a head that is not tied to the embedding, in units of 1/sqrt(fan in): logits
-#: then reach 5 to 10, and no token is chosen by chance alone.
+#: Deviation of the rows of a head, in units of 1/sqrt(fan in): logits then reach 5 to 10. A head
+#: tied to the embedding is drawn like any head, or each token would be followed by itself.
 _HEAD = 3.0
 _BIAS = 0.1
 
@@ -15,10 +15,12 @@ _BIAS = 0.1
 def fill(model: Any) -> None:
     """Draw every parameter anew; buffers stay, and what is tied stays tied.
 
-    Matrices are normal with deviation 1/sqrt(fan in), embeddings with deviation 1, biases with
-    0.1, and other vectors, such as weights of norms, are 1 plus a tenth of a normal number.
+    Matrices are normal with deviation 1/sqrt(fan in), three times that for the head, embeddings
+    with deviation 1, biases with 0.1, and other vectors, such as weights of norms, are 1 plus a
+    tenth of a normal number.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    rows = getattr(head, "weight", None)
     owners = {
         f"{path}.{name}" if path else name: module
         for path, module in model.named_modules()
@@ -27,16 +29,17 @@ def fill(model: Any) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             drawn = normal(name, tuple(parameter.shape))
-            values = _scaled(drawn, name, owners[name], head)
+            factor = _HEAD if parameter is rows else 1.0
+            values = _scaled(drawn, name, owners[name], factor)
             parameter.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
-def _scaled(drawn: Any, name: str, owner: torch.nn.Module, head: Any) -> Any:
+def _scaled(drawn: Any, name: str, owner: torch.nn.Module, factor: float) -> Any:
     if "bias" in name.rpartition(".")[2]:
         return _BIAS * drawn
     if drawn.ndim < 2:
         return 1.0 + 0.1 * drawn
-    if isinstance(owner, torch.nn.Embedding):
+    if isinstance(owner, torch.nn.Embedding) and factor == 1.0:
         return drawn
     kind = type(owner).__name__
     if kind == "Conv1D":  # transformers' own linear layer, its matrix transposed
@@ -45,7 +48,7 @@ def _scaled(drawn: Any, name: str, owner: torch.nn.Module, head: Any) -> Any:
         fan_in = int(np.prod(drawn.shape[1:]))
     else:
         fan_in = drawn.shape[-1]
-    return drawn * ((_HEAD if owner is head else 1.0) / fan_in**0.5)
+    return drawn * (factor / fan_in**0.5)
 
 
 def normal(name: str, shape: tuple[int, ...]) -> Any:
