@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .cli_environments import environments
 from .cli_faults import faults
 from .cli_laws import laws
 from .cli_report import index, report
@@ -41,6 +42,7 @@ _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 app.command()(trace)
 app.command()(diff)
 app.command()(seeds)
+app.command()(environments)
 app.add_typer(faults, name="faults")
 app.add_typer(laws, name="laws")
 

@@ -1,7 +1,6 @@
 """Environments with other releases: made once by ordinary tools, then kept, or found again."""
 
 import datetime
-import errno
 import hashlib
 import json
 import platform
@@ -9,27 +8,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from filelock import FileLock, Timeout
 
-from ..cache_folder import default_cache_dir
 from ..errors import BuildError, Offline
 from .building import Plan, build
-from .refusals import no_right, no_room
+from .kept import (
+    MARKER,
+    PART,
+    Made,
+    Own,
+    alone,
+    environments_dir,
+    failing_clearly,
+    kept_environments,
+    read_made,
+    remove_aside,
+)
 from .sharing import Package, packages_in, shared_folders
 from .tools import Say, variables
 from .wanted import Wanted, closure, readable, unsatisfied
 
-FORMAT = "logits-parity/environment"
-VERSION = 1
-MARKER = "environment.json"
-_PART = ".part-"
-_LOCKS = ".locks"
 #: What a record may depend on, whatever was asked for.
 _ROOTS = (
     *("transformers", "torch", "tokenizers", "safetensors", "numpy", "huggingface-hub"),
@@ -51,42 +52,6 @@ class Environment:
     python: Path
     wanted: Wanted
     versions: dict[str, str]
-
-
-class Own(msgspec.Struct, frozen=True):
-    """A package in an environment's own folder: its version, and what it requires."""
-
-    version: str
-    requires: tuple[str, ...] = ()
-
-
-class Made(msgspec.Struct, frozen=True):
-    """What was made, written last: a folder without it is none.
-
-    Attributes:
-        requirements: What was asked for.
-        python: Version of Python.
-        tool: What made it.
-        made: When, UTC, ISO 8601.
-        shared: Folders of packages behind its own, in order.
-        own: What is in its own folder.
-        versions: As :class:`Environment`, when it was made.
-    """
-
-    requirements: tuple[str, ...]
-    python: str
-    tool: str
-    made: str
-    shared: tuple[str, ...]
-    own: dict[str, Own]
-    versions: dict[str, str]
-    format: str = FORMAT
-    version: int = VERSION
-
-
-def environments_dir() -> Path:
-    """Where environments are kept unless the caller names another folder."""
-    return default_cache_dir() / "environments"
 
 
 def environment(
@@ -121,15 +86,15 @@ def environment(
         return found
     if offline:
         raise _offline(wanted, folder, found)
-    with _failing_clearly(f"environment with {wanted}"):
+    with failing_clearly(f"environment with {wanted}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target, say=say):
+        with alone(target, say=say):
             found = _reuse(target, plan)  # another run may have made it meanwhile
             if isinstance(found, Environment):
                 return found
             if target.exists():
                 say(f"the environment with {wanted} is of no use any more ({found})")
-            _remove(target)
+            remove_aside(target)
             _make(plan, target, say=say)
     found = _reuse(target, plan)
     if isinstance(found, Environment):
@@ -201,7 +166,7 @@ def _runs(python: Path) -> bool:
 
 def _make(plan: Plan, target: Path, *, say: Say) -> None:
     """Make it beside its place, and rename it when it is whole."""
-    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}{_PART}", dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}{PART}", dir=target.parent))
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
         tool, found = build(plan, temporary, say=say)
@@ -225,49 +190,6 @@ def _make(plan: Plan, target: Path, *, say: Say) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def _alone(target: Path, *, say: Say) -> Iterator[None]:
-    """Be the only run that makes or removes an environment; what dead ones left is removed."""
-    locks = target.parent / _LOCKS  # they stay: whoever waits for one has it open
-    locks.mkdir(exist_ok=True)
-    lock = FileLock(locks / f"{target.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another run that makes {target.name}")
-        lock.acquire()
-    try:
-        for left in target.parent.glob(f"{target.name}{_PART}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
-    finally:
-        lock.release()
-
-
-def _remove(target: Path) -> None:
-    """Remove an environment: at once for whoever looks, then its files."""
-    if not target.exists():
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f"{target.name}{_PART}", dir=target.parent))
-    try:
-        target.rename(aside / "old")
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _failing_clearly(where: str) -> Iterator[None]:
-    """What the system refuses, as an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise no_room(where) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise no_right(where, f"{error.filename}: {(error.strerror or '').lower()}") from error
-        raise
-
-
 def _offline(wanted: Wanted, folder: Path, found: str) -> Offline:
     kept = sorted({",".join(item.requirements) for _, item in kept_environments(folder) if item})
     return Offline(
@@ -276,28 +198,3 @@ def _offline(wanted: Wanted, folder: Path, found: str) -> Offline:
         found=f"{found}; made are {', '.join(kept) if kept else 'none'}",
         advice="run once without --offline, or ask for one that is made",
     )
-
-
-def read_made(target: Path) -> Made | None:
-    """What is in a folder; None if it is no whole environment of this version."""
-    try:
-        made = msgspec.json.decode((target / MARKER).read_bytes(), type=Made)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return made if (made.format, made.version) == (FORMAT, VERSION) else None
-
-
-def kept_environments(folder: Path) -> list[tuple[Path, Made | None]]:
-    """Folders of environments by name, with what is in each; None for what is not whole."""
-    if not folder.is_dir():
-        return []
-    folders = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != _LOCKS)
-    return [(path, read_made(path)) for path in folders]
-
-
-def remove_environment(path: Path, *, say: Say) -> None:
-    """Remove an environment, or what an unfinished run left; a run that makes it is waited for."""
-    target = path.with_name(path.name.partition(_PART)[0])
-    with _failing_clearly(str(path)), _alone(target, say=say):
-        if path == target:
-            _remove(path)

@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..cache_folder import default_cache_dir
 from ..errors import BuildError, NoSuchRelease, Offline
+from .refusals import unreachable
 from .tools import Ran, Say, pip_command, run_tool, variables_of_uv_for_pip
 from .wanted import DEFAULT_PACKAGE
 
@@ -89,12 +90,14 @@ def listed_releases(package: str) -> list[str]:
 def _ask(package: str) -> Listing | None:
     """Ask the index; None if it does not answer."""
     ran = _run_pip(["index", "versions", "--disable-pip-version-check", package])
+    if unreachable(ran.text):
+        return None
     for line in ran.text.splitlines():
         if line.strip().startswith(_LINE):
             words = line.partition(_LINE)[2].split(",")
             today = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             return Listing(package, today, tuple(_ordered(words)))
-    if "No matching distribution found" in ran.text and "connection broken" not in ran.text:
+    if "No matching distribution found" in ran.text:
         raise NoSuchRelease(
             f"releases of {package}",
             expected="a package that the index has",
@@ -119,15 +122,15 @@ def _run_pip(words: list[str]) -> Ran:
 
 
 def _ordered(words: list[str]) -> list[str]:
-    found = []
+    found = set()
     for word in words:
         try:
             version = Version(word.strip())
         except InvalidVersion:  # from before versions were ruled
             continue
         if not version.is_prerelease:
-            found.append(version)
-    return [str(version) for version in sorted(set(found))]
+            found.add(Version(version.public))  # builds of one release are one
+    return [str(version) for version in sorted(found)]
 
 
 def _keep(listing: Listing, path: Path) -> None:

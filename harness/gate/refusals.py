@@ -11,7 +11,7 @@ from .tools import Tool
 from .wanted import Wanted, near
 
 _UNREACHABLE = re.compile(
-    r"after connection broken by|Temporary failure in name resolution|Connection refused"
+    r"Retry\(total=0\b|Temporary failure in name resolution|Connection refused"
     r"|Network is unreachable|Name or service not known|connection error|Failed to fetch"
     r"|error sending request|dns error|connectivity is disabled|Max retries exceeded"
     r"|Read timed out|ReadTimeoutError|Could not fetch URL",
@@ -56,11 +56,11 @@ def refusal(tool: Tool, wanted: Wanted, text: str, *, releases: list[str]) -> Bu
         return no_room(where)
     flat = re.sub(r"[\s│├╰─▶]+", " ", text)
     missing, seen = _missing(flat, wanted)
-    if _UNREACHABLE.search(text) and not (missing and seen):
+    if unreachable(text):  # others may have answered: then nobody knows what there is
         return Offline(
             where,
             expected="a package index that answers",
-            found=_told(text, _UNREACHABLE),
+            found=_no_answer(text),
             advice="connect, or set an index that can be reached (PIP_INDEX_URL, UV_DEFAULT_INDEX);"
             " environments that are made already need none: see `parity environments`",
         )
@@ -90,6 +90,11 @@ def refusal(tool: Tool, wanted: Wanted, text: str, *, releases: list[str]) -> Bu
         found=f"it failed\n{_last_lines(text) or 'without a word'}",
         advice=f"try the same with {tool} by hand; mend what it says",
     )
+
+
+def unreachable(text: str) -> bool:
+    """Whether an index did not answer, by what a tool printed."""
+    return _UNREACHABLE.search(text) is not None
 
 
 def no_room(where: str) -> BuildError:
@@ -148,6 +153,15 @@ def _no_such(where: str, name: str, version: str, releases: list[str]) -> NoSuch
         if close
         else "check the name; if it is right, set the index that has it (PIP_INDEX_URL)",
     )
+
+
+def _no_answer(text: str) -> str:
+    """Why an index did not answer, without the words of the library that asked it."""
+    broken = re.search(r"connection broken by '?\w+\((.*)\)'?: (\S+)", text)
+    if broken is None:
+        return _told(text, _UNREACHABLE)
+    reason = broken[1].strip("'\"").rpartition(">: ")[2]
+    return f"no answer for {broken[2]}: {reason}"
 
 
 def _told(text: str, pattern: re.Pattern[str]) -> str:
