@@ -1,7 +1,7 @@
-"""Where environments are kept: what is written about each, listing and removing them, one at a time.
+"""Where environments are kept: what is written about each, how they are listed and removed.
 
-An environment is a folder with :data:`MARKER` in it, which is written last. Beside it may lie folders
-that a run is at work on, or left when it died; only under the environment's lock is that known.
+An environment is a folder with :data:`MARKER` in it, which is written last. Beside it may lie
+folders that a run is at work on, or left when it died; only under the lock is that known.
 """
 
 import datetime
@@ -135,6 +135,5 @@ def failing_clearly(where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_room(where) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise no_right(where, f"{error.filename}: {(error.strerror or '').lower()}") from error
-        raise
+        said = (error.strerror or str(error)).lower()
+        raise no_right(where, f"{error.filename}: {said}") from error
