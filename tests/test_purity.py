@@ -51,6 +51,7 @@ EDGES = {
     "engines/recorder/stages.py": "leaves the stage for the parent to find after a crash",
     "engines/recorder/weights.py": "draws weights from the names of parameters",
     "environment.py": "clock, platform, versions, cores",
+    "gate/bisect_state.py": "keeps what a search has judged",
     "gate/building.py": "makes environments with pip or uv",
     "gate/environments.py": "finds and makes environments",
     "gate/index.py": "asks the package index, keeps its answer",
