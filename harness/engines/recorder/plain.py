@@ -21,4 +21,6 @@ def plain(value: Any) -> Any:
         return sorted((plain(each) for each in value), key=str)
     if hasattr(value, "to_dict"):
         return plain(value.to_dict())
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
+        return plain(value.item())
     return str(value)

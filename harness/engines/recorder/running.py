@@ -42,6 +42,7 @@ def run_pass(
         stack.enter_context(torch.no_grad())
         stack.enter_context(_restored(before))
         if wide:
+            stack.enter_context(_default_dtype(torch.float64))
             stack.enter_context(Wide())
         torch.manual_seed(0)
         cache = _forward(model, asked, ids, taps)
@@ -143,6 +144,17 @@ def _restored(before: State) -> Iterator[None]:
         yield
     finally:
         _put_back(before)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Masks are made in the default dtype: one of float32 cannot hold what hides in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _put_back(before: State) -> None:

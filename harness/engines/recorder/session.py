@@ -64,54 +64,75 @@ def record(
     if request["save_to"] is not None:
         _save(request, stages, facts)
         return
-    passes = request["passes"]
-    kept = Kept()
-    done: dict[str, dict[str, Any]] = {}
+    passes, kept = request["passes"], Kept()
     wanted = [each["attention"] or request["attention"] for each in passes]
+    done: dict[str, dict[str, Any]] = {}
     for attention in dict.fromkeys([request["attention"], *wanted]):
         chosen = [each for each, its in zip(passes, wanted, strict=True) if its == attention]
-        for each in _run_all(request, attention, chosen, stages, facts, kept, warnings):
-            done[each["name"]] = each
+        if "model_class" not in facts:
+            model = _first_model(request, stages, facts)
+        elif chosen:
+            model = None  # the one before is gone before the next one comes
+            model = _other_model(request, attention, chosen, stages, done)
+        if model is None and "model_class" not in facts:
+            break
+        if model is not None:
+            _run_all(model, chosen, stages, kept, done)
+            if request["noise"]:
+                sound = [each for each in chosen if done[each["name"]]["failed"] is None]
+                _measure(model, sound, stages, kept, warnings)
     facts["passes"] = [done[each["name"]] for each in passes if each["name"] in done]
     save_file(kept.arrays, str(output / "taps.safetensors"))
 
 
-def _run_all(
+def _first_model(request: dict[str, Any], stages: Stages, facts: dict[str, Any]) -> Any:
+    """Load the model of the request and tell of it; None where it fails."""
+    model: Any = None
+    with stages.stage("load"):
+        model, facts["loading"] = load(request, request["attention"])
+        facts.update(_told(model))
+    return model
+
+
+def _other_model(
     request: dict[str, Any],
     attention: str | None,
     passes: list[dict[str, Any]],
     stages: Stages,
-    facts: dict[str, Any],
-    kept: Kept,
-    warnings: list[dict[str, str]],
-) -> list[dict[str, Any]]:
-    """Run all passes of one attention implementation on one model."""
-    first = "model_class" not in facts
-    if not passes and not first:
-        return []
+    done: dict[str, dict[str, Any]],
+) -> Any:
+    """Load the model with another attention implementation; where that fails, its passes do."""
     model: Any = None
-    with stages.stage("load"):
-        model, loading = load(request, attention)
-        if first:
-            facts["loading"] = loading
-            facts.update(_told(model))
-    if model is None:
-        return []
-    chosen = default_attention(model)
-    before = state_of(model)
-    done = []
     for each in passes:
-        made: dict[str, Any] = {"name": each["name"], "attention": chosen, "taps": []}
-        done.append(made)
+        if model is None:
+            with stages.stage(f"pass:{each['name']}"):
+                model = load(request, attention)[0]
+        if model is None:
+            done[each["name"]] = _began(each, attention) | {"failed": stages.failures[-1]}
+    return model
+
+
+def _began(asked: dict[str, Any], attention: str | None) -> dict[str, Any]:
+    return {"name": asked["name"], "attention": attention, "taps": [], "failed": None}
+
+
+def _run_all(
+    model: Any,
+    passes: list[dict[str, Any]],
+    stages: Stages,
+    kept: Kept,
+    done: dict[str, dict[str, Any]],
+) -> None:
+    """Run all passes of one attention implementation; one that fails keeps no other from it."""
+    before = state_of(model)
+    for each in passes:
+        made = done[each["name"]] = _began(each, default_attention(model))
         failures = len(stages.failures)
         with stages.stage(f"pass:{each['name']}"):
             made.update(run_pass(model, each, kept, before))
-        made["failed"] = stages.failures[-1] if len(stages.failures) > failures else None
+        if len(stages.failures) > failures:
+            made["failed"] = stages.failures[-1]
         made["taps"] = kept.taps.get(each["name"], [])
-    if request["noise"]:
-        sound = [each for each, made in zip(passes, done, strict=True) if made["failed"] is None]
-        _measure(model, sound, stages, kept, warnings)
-    return done
 
 
 def _measure(
@@ -137,10 +158,7 @@ def _measure(
 
 
 def _save(request: dict[str, Any], stages: Stages, facts: dict[str, Any]) -> None:
-    model: Any = None
-    with stages.stage("load"):
-        model, facts["loading"] = load(request, request["attention"])
-        facts.update(_told(model))
+    model = _first_model(request, stages, facts)
     if model is not None:
         with stages.stage("save"):
             save(model, request)
