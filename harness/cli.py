@@ -15,6 +15,7 @@ import typer
 
 from .cli_environments import environments
 from .cli_faults import faults
+from .cli_gate import baseline, gate, upgrade
 from .cli_laws import laws
 from .cli_report import index, report
 from .cli_trace import diff, trace
@@ -42,6 +43,9 @@ _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 app.command()(trace)
 app.command()(diff)
 app.command()(seeds)
+app.command()(baseline)
+app.command()(gate)
+app.command()(upgrade)
 app.command()(environments)
 app.add_typer(faults, name="faults")
 app.add_typer(laws, name="laws")

@@ -5,13 +5,14 @@ intermediate there is a hash, a summary and a sketch; of the logits the most lik
 position as well. The weights are not in it, nor any path of the machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from ..errors import UsageError
+from .compact import pack_modules, pack_parameters, unpack_modules, unpack_parameters
 from .digest import Digest, pack, unpack
 from .logits import PositionLogits
 from .plan import Plan
@@ -20,6 +21,9 @@ from .side import Side, Tap, without_taps
 
 FORMAT = "logits-parity/baseline"
 VERSION = 1
+
+#: Length of the row that begins a chunk: name of the pass, number of the chunk.
+_SECTION = 2
 
 _ADVICE = "write it again: parity baseline MODEL -o FILE"
 
@@ -93,6 +97,10 @@ class Baseline:
             {tap.key: side.logits(tap) for tap in side.taps if tap.role == "logits"},
         )
 
+    def under(self, head: Head) -> "Baseline":
+        """The same numbers under another head."""
+        return Baseline(head, self.taps, self._digests, self._logits)
+
     def digest(self, key: str) -> Digest:
         """Hash, summary and sketch of an intermediate."""
         return self._digests[key]
@@ -111,7 +119,7 @@ def to_json(baseline: Baseline) -> bytes:
     lines = [f'"format": "{FORMAT}"', f'"version": {VERSION}']
     lines += [f'"{key}": {_one_line(value)}' for key, value in head.items() if key != "facts"]
     lines.append(_block("facts", _facts_lines(head["facts"]), brackets="{}"))
-    lines.append(_block("taps", map(_one_line, _tap_rows(baseline))))
+    lines.append(_block("taps", _tap_lines(baseline)))
     lines.append(_block("logits", map(_one_line, _logits_rows(baseline))))
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -132,7 +140,10 @@ def from_json(data: bytes, *, where: str) -> Baseline:
                 found=str(found),
                 advice=_ADVICE,
             )
-        head = msgspec.convert({key: raw.get(key) for key in Head.__dataclass_fields__}, Head)
+        facts = raw["facts"]
+        facts["modules"] = unpack_modules(facts["modules"])
+        facts["parameters"] = unpack_parameters(facts["parameters"])
+        head = msgspec.convert({key: raw[key] for key in Head.__dataclass_fields__}, Head)
         taps, digests = _read_taps(raw["taps"], head.facts)
         return Baseline(head, taps, digests, _read_logits(raw["logits"]))
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError) as error:
@@ -154,52 +165,62 @@ def _block(name: str, lines: Any, *, brackets: str = "[]") -> str:
 
 
 def _facts_lines(facts: Mapping[str, Any]) -> list[str]:
-    return [f'"{key}": {_one_line(value)}' for key, value in facts.items()]
+    packed = {
+        **facts,
+        "modules": pack_modules(facts["modules"]),
+        "parameters": pack_parameters(facts["parameters"]),
+    }
+    return [f'"{key}": {_one_line(value)}' for key, value in packed.items()]
 
 
-def _tap_rows(baseline: Baseline) -> list[list[object]]:
-    """[pass, chunk, tap, role, noise, scale, key], and behind the first of a key what it names."""
-    rows, seen = [], set()
+def _tap_lines(baseline: Baseline) -> Iterator[str]:
+    """For each chunk of each pass its name and number, then a line for each intermediate."""
+    section, seen = None, set[str]()
     for tap in baseline.taps:
-        row: list[object] = [
-            tap.passed,
-            tap.chunk,
-            tap.name,
-            tap.role,
-            _short(tap.noise),
-            tap.scale,
-        ]
-        if tap.key in seen:
-            rows.append([*row, tap.key])
-            continue
-        seen.add(tap.key)
-        kept = baseline.digest(tap.key)
-        rows.append(
-            [
-                *row,
-                tap.key,
-                list(tap.shape),
-                tap.dtype,
-                kept.hash,
-                _short(kept.norm),
-                _short(kept.largest),
-                kept.not_finite,
-                pack(kept.sketch),
-            ]
-        )
-    return rows
+        if (tap.passed, tap.chunk) != section:
+            section = (tap.passed, tap.chunk)
+            yield _one_line(list(section))
+        shared = tap.key if tap.key != _key(tap.passed, tap.chunk, tap.name) else None
+        row: list[object] = [tap.name, _short(tap.noise, 3), tap.scale, shared]
+        if tap.key not in seen:
+            seen.add(tap.key)
+            row += [*_kept(tap, baseline.digest(tap.key))]
+        yield _one_line(row)
+
+
+def _kept(tap: Tap, kept: Digest) -> tuple[object, ...]:
+    return (
+        list(tap.shape),
+        tap.dtype,
+        kept.hash,
+        _short(kept.norm),
+        _short(kept.largest),
+        kept.not_finite,
+        pack(kept.sketch),
+    )
+
+
+def _key(passed: str, chunk: int, name: str) -> str:
+    return f"{passed}/{chunk}/{name}"
 
 
 def _read_taps(rows: Sequence[Any], facts: Facts) -> tuple[list[Tap], dict[str, Digest]]:
     classes = {module.path: module.class_name for module in facts.modules}
-    taps, digests, stored = [], {}, {}
-    for passed, chunk, name, role, noise, scale, key, *more in rows:
+    digests: dict[str, Digest] = {}
+    stored: dict[str, tuple[tuple[int, ...], str]] = {}
+    taps, passed, chunk = [], "", 0
+    for row in rows:
+        if len(row) == _SECTION:
+            passed, chunk = row
+            continue
+        name, noise, scale, shared, *more = row
+        key = shared or _key(passed, chunk, name)
         if more:
             shape, dtype, hash_, norm, largest, not_finite, packed = more
             stored[key] = (tuple(shape), dtype)
             digests[key] = Digest(hash_, norm, largest, not_finite, unpack(packed))
         shape, dtype = stored[key]
-        module = module_of(name)
+        module, role = parts_of(name)
         taps.append(
             Tap(
                 passed=passed,
@@ -218,10 +239,15 @@ def _read_taps(rows: Sequence[Any], facts: Facts) -> tuple[list[Tap], dict[str, 
     return taps, digests
 
 
-def module_of(tap: str) -> str:
-    """Path of the module that a tap's name begins with."""
-    path = tap.split("#")[0].split(":")[0]
-    return "" if path == "logits" else path.removesuffix(".in")
+def parts_of(tap: str) -> tuple[str, str]:
+    """Path of the module and role, from a tap's name."""
+    path = tap.split("#")[0]
+    if path == "logits":
+        return "", "logits"
+    module, colon, role = path.partition(":")
+    if colon:
+        return module, role
+    return (module.removesuffix(".in"), "in") if module.endswith(".in") else (module, "out")
 
 
 def _logits_rows(baseline: Baseline) -> list[list[object]]:

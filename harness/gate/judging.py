@@ -86,7 +86,7 @@ def describe(failure: Failure) -> str:
 
 
 def _ran(facts: Facts) -> bool:
-    return any(each.taps and each.failed is None for each in facts.passes)
+    return any(each.failed is None for each in facts.passes)
 
 
 def _obstacle(before: Facts, after: Facts) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from .records import Pass, Request
 
 #: Runs where nobody names a prompt: digits, accents, code, two scripts, spaces in a row.
-DEFAULT_TEXT = "On 3 May, Zoë sold 12 crêpes for 7.50 each:\n    total = 12 * 7.5  # 北京"
+DEFAULT_TEXT = "On 3 May, Zoë sold 12 crêpes:\n    total = 12 * 7.5  # 北京"
 
 #: Token ids where there is neither prompt nor tokenizer.
 _LENGTH = 24

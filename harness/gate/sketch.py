@@ -1,9 +1,9 @@
 """Sketches: a few numbers of an array from which its distance to another one can be told.
 
-A sketch of an array x of n elements is G x, G a fixed matrix [16, n] of independent standard
-normal numbers. The sketch of a difference is the difference of the sketches, and each of its 16
+A sketch of an array x of n elements is G x, G a fixed matrix [12, n] of independent standard
+normal numbers. The sketch of a difference is the difference of the sketches, and each of its 12
 numbers is normal with variance ||d||**2, whatever d is. So their mean square E estimates
-||d||**2 without bias, and 16 E / ||d||**2 follows the chi-squared distribution with 16 degrees of
+||d||**2 without bias, and 12 E / ||d||**2 follows the chi-squared distribution with 12 degrees of
 freedom *exactly*: that is the stated error. (W. Johnson and J. Lindenstrauss, Extensions of
 Lipschitz mappings into a Hilbert space, 1984; the exact distribution is that of any sum of
 squares of normal numbers.)
@@ -24,14 +24,14 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 #: Numbers in a sketch.
-SIZE = 16
+SIZE = 12
 
 #: Probability with which a distance lies above the upper bound, and below the lower one.
 TAIL = 1e-4
 
 _KEY = 0x6C6F67697473  # any constant will do, as long as it never changes
 _BLOCK = 1 << 15  # elements whose part of the matrix is made at a time
-_CACHED = 32  # such parts that are kept: 128 MiB
+_CACHED = 32  # such parts that are kept: 96 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Distance:
 
 
 def sketch(array: Array) -> Floats:
-    """The sketch [16] of an array of any shape; elements in C order, booleans as 0 and 1.
+    """The sketch [12] of an array of any shape; elements in C order, booleans as 0 and 1.
 
     What is not finite counts as 0: the number of those is kept beside a sketch.
     """
@@ -87,15 +87,15 @@ def exact(a: Array, b: Array) -> Distance:
 def error_factors() -> tuple[float, float]:
     """What an estimated norm is to be multiplied with for the bounds on the norm.
 
-    With s = sum of squares / ||d||**2 chi-squared of 16 degrees of freedom, ||d|| is the estimate
-    times sqrt(16 / s).
+    With s = sum of squares / ||d||**2 chi-squared of 12 degrees of freedom, ||d|| is the estimate
+    times sqrt(12 / s).
     """
     above, below = _quantile(1 - TAIL), _quantile(TAIL)
     return math.sqrt(SIZE / above), math.sqrt(SIZE / below)
 
 
 def _quantile(share: float) -> float:
-    """Where the chi-squared distribution with 16 degrees of freedom has ``share`` below it."""
+    """Where the chi-squared distribution with 12 degrees of freedom has ``share`` below it."""
     low, high = 0.0, 200.0
     for _ in range(100):
         middle = (low + high) / 2
@@ -112,7 +112,7 @@ def _below(x: float) -> float:
 
 @lru_cache(maxsize=_CACHED)
 def _matrix(block: int) -> Floats:
-    """Rows [_BLOCK, 16] of the matrix, for the elements from ``block * _BLOCK`` on."""
+    """Rows [_BLOCK, 12] of the matrix, for the elements from ``block * _BLOCK`` on."""
     words = np.random.Philox(key=[_KEY, block]).random_raw(SIZE * _BLOCK)
     unit = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
     radius, angle = np.split(unit, 2)

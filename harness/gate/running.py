@@ -1,0 +1,406 @@
+"""From a model and environments to a result: what the commands, pytest and tests call."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..checkpoint import Checkpoint, encode, load_checkpoint
+from ..environment import Stopwatch
+from ..errors import CheckpointError, ParityError
+from ..locate import locate
+from ..result import RunResult
+from .baseline import Baseline, Head, Refresh
+from .judging import Judged, judge
+from .plan import DEFAULT_TEXT, Plan, made_up, passes_for
+from .recording import record
+from .records import Facts, Pass, Request
+from .replayed import has_reference, replay
+from .result import GateResult, GateVerdict, SideInfo
+from .side import RecordSide, Side
+
+Progress = Callable[[str, int, int], None]
+
+#: Most tokens of a prompt: what is kept of a run grows with them.
+LONGEST = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model to be run.
+
+    Attributes:
+        name: As the user named it.
+        checkpoint: Its config and weights.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+
+    @property
+    def folder(self) -> str:
+        """What transformers is given."""
+        return str(self.checkpoint.path.absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is run.
+
+    Attributes:
+        texts: Prompts as text.
+        token_ids: Prompts as token ids.
+        dtype: Name of the dtype.
+        attention: Attention implementation, None for what the library chooses.
+        threads: Threads of torch.
+        decode: Number of tokens at the end of each prompt that go through the cache one by one.
+        generate: Number of tokens to choose greedily.
+        trust_remote_code: Whether code in the model's folder may run.
+    """
+
+    texts: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    attention: str | None = None
+    threads: int = 1
+    decode: int = 1
+    generate: int = 8
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a gate leaves.
+
+    Attributes:
+        result: The document.
+        replayed: The result of the replay on the reference, whose page has every op; None where
+            there is none.
+    """
+
+    result: GateResult
+    replayed: RunResult | None = None
+
+
+def find(model: str) -> Target:
+    """Find a model.
+
+    Raises:
+        ParityError: There is none of that name, or it is damaged.
+    """
+    return Target(model, load_checkpoint(locate(model)))
+
+
+def make_plan(target: Target, options: Options) -> Plan:
+    """What is run: the prompts given, or one that the tokenizer makes of a text of ours.
+
+    Raises:
+        CheckpointError: A text is given and the model has no tokenizer.
+        UsageError: A token id that the model does not have.
+    """
+    checkpoint = target.checkpoint
+    config = checkpoint.config
+    texts = {f"text {i}": text for i, text in enumerate(options.texts, start=1)}
+    prompts = {name: tuple(encode(checkpoint, text)) for name, text in texts.items()}
+    prompts |= {f"tokens {i}": ids for i, ids in enumerate(options.token_ids, start=1)}
+    if not prompts:
+        try:
+            prompts = {"text": tuple(encode(checkpoint, DEFAULT_TEXT))}
+            texts = {"text": DEFAULT_TEXT}
+        except CheckpointError:  # no tokenizer: any tokens will do
+            prompts = {"tokens": made_up(_vocabulary(config))}
+    pad = config.get("pad_token_id")
+    return Plan(
+        passes=passes_for(
+            {name: ids[:LONGEST] for name, ids in prompts.items()},
+            decode=options.decode,
+            generate=options.generate,
+            pad=pad if isinstance(pad, int) and pad >= 0 else 0,
+        ),
+        texts=texts,
+        dtype=options.dtype,
+        attention=options.attention,
+        threads=options.threads,
+    )
+
+
+def _vocabulary(config: Mapping[str, object]) -> int:
+    size = config.get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else 2
+
+
+class Recorder:
+    """Runs a plan in environments; what is recorded lives as long as this is open.
+
+    Args:
+        progress: Told how far it is.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Recorder":
+        """Open."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove what was recorded."""
+        self._stack.close()
+
+    def run(self, python: Path, request: Request, *, name: str) -> RecordSide:
+        """Run a request with a Python.
+
+        Args:
+            python: Of the environment.
+            request: What to run.
+            name: For the progress.
+        """
+        self._progress(f"run {name}", 0, 1)
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-gate-"))
+        side = RecordSide(record(python, request, folder=Path(folder)))
+        self._progress(f"run {name}", 1, 1)
+        return side
+
+
+def make_baseline(
+    target: Target,
+    plan: Plan,
+    *,
+    history: tuple[Refresh, ...] = (),
+    trust_remote_code: bool = False,
+    progress: Progress,
+) -> Baseline:
+    """Record what the installed libraries compute.
+
+    Raises:
+        ParityError: They cannot run the model.
+    """
+    with Recorder(progress) as recorder:
+        request = plan.request(target.folder, trust_remote_code=trust_remote_code)
+        side = recorder.run(Path(sys.executable), request, name="the installed versions")
+        _require_run(target, side.facts)
+        return _kept(side, target, plan, history)
+
+
+def refreshed(old: Baseline, fresh: Baseline, result: GateResult, reason: str) -> Baseline:
+    """A new baseline that says why it took the place of an old one, and what that hides."""
+    entry = Refresh(
+        reason=" ".join(reason.split()),
+        verdict=result.verdict.value,
+        summary=result.summary,
+        before={name: old.facts.versions.get(name, "") for name in ("transformers", "torch")},
+    )
+    return fresh.under(replace(fresh.head, history=(*old.head.history, entry)))
+
+
+def _kept(side: RecordSide, target: Target, plan: Plan, history: tuple[Refresh, ...]) -> Baseline:
+    facts = replace(side.facts, config=_portable(side.facts.config))
+    head = Head(target.name, target.checkpoint.fingerprint, plan, facts, history)
+    return Baseline.of(side, head)
+
+
+def _portable(config: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """A config without the folder that it was read from."""
+    return None if config is None else {k: v for k, v in config.items() if k != "_name_or_path"}
+
+
+def _require_run(target: Target, facts: Facts) -> None:
+    failed = facts.failed
+    if failed is not None:
+        raise ParityError(
+            target.name,
+            expected="a model that the installed versions run",
+            found=f"{failed.type} in {failed.stage}: {failed.message}"[:600],
+            advice="mend that first: a baseline of a model that does not run protects nothing",
+        )
+
+
+def run_gate(
+    baseline: Baseline,
+    target: Target,
+    *,
+    name: str,
+    threads: int | None = None,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    command: str = "",
+    progress: Progress,
+) -> tuple[Outcome, Baseline | None]:
+    """Compare the installed versions with a baseline.
+
+    Args:
+        baseline: What was good.
+        target: The model, now.
+        name: The baseline's name, for the result.
+        threads: Threads of torch, if not those of the baseline; then nothing is comparable.
+        dtype: The same.
+        trust_remote_code: Whether code in the model's folder may run.
+        command: What the user typed.
+        progress: Told how far it is.
+
+    Returns:
+        The outcome, and what a refreshed baseline would be; None where the model does not run.
+    """
+    watch, plan = Stopwatch(), baseline.head.plan
+    found = target.checkpoint.fingerprint
+    if found != baseline.head.fingerprint:
+        judged = Judged(
+            GateVerdict.NOT_COMPARABLE,
+            f"The baseline is of weights and config {baseline.head.fingerprint[:16]}, and"
+            f" {target.name} has {found[:16]}: another model is no matter of versions.",
+        )
+        return Outcome(_result(judged, target, baseline, None, name, "", watch, command)), None
+    wanted = replace(plan, threads=threads or plan.threads, dtype=dtype or plan.dtype)
+    with Recorder(progress) as recorder:
+        request = wanted.request(target.folder, trust_remote_code=trust_remote_code)
+        after = recorder.run(Path(sys.executable), request, name="the installed versions")
+        judged = judge(baseline, after, plan.passes)
+        label = _label(after.facts)
+        result = _result(judged, target, baseline, after, name, label, watch, command)
+        outcome = Outcome(result)
+        if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
+            outcome = explained(
+                outcome, target, {label: after}, plan.passes, command=command, progress=progress
+            )
+        fresh = None
+        if after.facts.failed is None:
+            fresh = _kept(after, target, plan, baseline.head.history)
+        return outcome, fresh
+
+
+def run_pair(
+    target: Target,
+    plan: Plan,
+    pythons: Mapping[str, Path],
+    *,
+    targets: Mapping[str, Target] | None = None,
+    trust_remote_code: bool = False,
+    command: str = "",
+    progress: Progress,
+) -> Outcome:
+    """Compare two environments on one model.
+
+    Args:
+        target: The model.
+        plan: What to run.
+        pythons: Name and Python of the side before, then of the side after.
+        targets: The model of each side, where it is not the same folder.
+        trust_remote_code: Whether code in the model's folder may run.
+        command: What the user typed.
+        progress: Told how far it is.
+    """
+    watch = Stopwatch()
+    names = list(pythons)
+    with Recorder(progress) as recorder:
+        sides = [
+            recorder.run(
+                python,
+                plan.request(
+                    (targets or {}).get(name, target).folder, trust_remote_code=trust_remote_code
+                ),
+                name=name,
+            )
+            for name, python in pythons.items()
+        ]
+        judged = judge(sides[0], sides[1], plan.passes)
+        result = _result(judged, target, sides[0], sides[1], names[0], names[1], watch, command)
+        outcome = Outcome(result)
+        if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
+            outcome = explained(
+                outcome,
+                target,
+                dict(zip(names, sides, strict=True)),
+                plan.passes,
+                command=command,
+                progress=progress,
+            )
+        return outcome
+
+
+def explained(
+    outcome: Outcome,
+    target: Target,
+    sides: Mapping[str, RecordSide],
+    passes: Sequence[Pass],
+    *,
+    command: str,
+    progress: Progress,
+) -> Outcome:
+    """Why sides differ: what of them the reference does not compute, where there is one."""
+    from ..subject import load_subject
+
+    result = outcome.result
+    if not all(has_reference(side.facts, target.checkpoint.config) for side in sides.values()):
+        family = target.checkpoint.config.get("model_type")
+        note = f"There is no reference of {family}: the cause was not looked for."
+        return replace(outcome, result=replace(result, notes=(*result.notes, note)))
+    try:
+        subject = load_subject(target.checkpoint.path)
+        run = replay(
+            subject,
+            sides,
+            passes,
+            case=result.model,
+            threads=1,
+            command=command,
+            progress=progress,
+        )
+    except ParityError as error:
+        note = f"The cause was not looked for: {error}"
+        return replace(outcome, result=replace(result, notes=(*result.notes, note)))
+    return Outcome(replace(result, diagnoses=run.diagnoses, replayed=_replayed(run)), replayed=run)
+
+
+def _replayed(run: RunResult) -> str:
+    return "; ".join(
+        f"{each.candidate}: {each.verdict.value}, {each.reason}" for each in run.candidates
+    )
+
+
+def _label(facts: Facts) -> str:
+    return f"transformers {facts.versions.get('transformers', 'unknown')}"
+
+
+def _result(
+    judged: Judged,
+    target: Target,
+    before: Side,
+    after: Side | None,
+    name: str,
+    other: str,
+    watch: Stopwatch,
+    command: str,
+) -> GateResult:
+    environment = watch.environment(threads=1, seed=None, command=command)
+    return GateResult(
+        verdict=judged.verdict,
+        summary=judged.reason,
+        model=target.name,
+        before=_info(name, before.facts),
+        after=_info(other, after.facts) if after else SideInfo("not run", {}, {}),
+        passes=judged.passes,
+        taps=judged.taps,
+        facts=judged.facts,
+        command=command,
+        started=environment.started,
+        seconds=environment.seconds,
+    )
+
+
+def _info(name: str, facts: Facts) -> SideInfo:
+    machine = facts.machine
+    shown = (
+        {}
+        if machine is None
+        else {
+            key: str(getattr(machine, key))
+            for key in ("platform", "processor", "capability", "threads", "blas")
+        }
+    )
+    shown |= {"attention": facts.attention or "", "dtype": facts.dtype or ""}
+    failed = facts.failed
+    words = f"{failed.type} in {failed.stage}: {failed.message}"[:600] if failed else ""
+    return SideInfo(name, dict(facts.versions), shown, words)

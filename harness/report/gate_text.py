@@ -1,0 +1,140 @@
+"""The terminal view of a gate: rich renderables, and plain text for pytest and logs."""
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ..gate.result import Divergence, FactChange, GateResult, GateVerdict
+from . import gate_words as words
+from .tables import Fitting, open_table
+from .text import diagnosis_card
+from .wording import visible
+
+_STYLES = {
+    GateVerdict.SAME: "bold green",
+    GateVerdict.ROUNDING: "bold green",
+    GateVerdict.CHANGED: "bold red",
+    GateVerdict.FAILING: "bold red",
+    GateVerdict.NOT_COMPARABLE: "bold yellow",
+}
+
+#: Intermediates and facts of one kind that are shown here.
+_MOST = 12
+_NARROW = 72
+
+
+class GateView:
+    """The whole view of a gate's result, the verdict first.
+
+    Args:
+        result: What to show. Nothing in it is taken as markup or as terminal codes.
+    """
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: GateResult) -> None:
+        self._result = result
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 0 if options.max_width < _NARROW else 1
+        for i, part in enumerate(_parts(self._result, gap)):
+            if i:
+                yield Text("")
+            yield part
+
+
+def to_text(result: GateResult, *, width: int = 100) -> str:
+    """The whole view as plain text, without colour."""
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+    )
+    with console.capture() as capture:
+        console.print(GateView(result))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
+    yield _verdict(result)
+    if result.divergence is not None:
+        yield _divergence(result.divergence)
+    for diagnosis in result.diagnoses:
+        yield diagnosis_card(diagnosis)
+    if result.passes:
+        yield _passes(result, gap)
+    for kind, facts in words.facts_by_kind(result):
+        yield _facts(kind, facts, gap)
+    if result.taps:
+        yield _taps(result, gap)
+    if result.replayed:
+        yield Text(f"Replayed on the reference: {visible(result.replayed)}")
+    for note in result.notes:
+        yield Text(visible(note), style="dim")
+
+
+def _verdict(result: GateResult) -> RenderableType:
+    title = Text(result.verdict.value.upper(), style=_STYLES[result.verdict])
+    title.append(f": {visible(words.title(result))}", style="bold")
+    return Group(
+        title,
+        Text(visible(result.summary)),
+        Text(words.MEANINGS[result.verdict], style="dim"),
+    )
+
+
+def _divergence(divergence: Divergence) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in words.divergence_rows(divergence):
+        table.add_row(label, Text(visible(value)))
+    title = Text("First divergence: ", style="bold red")
+    title.append(visible(divergence.change.tap), style="not bold default")
+    return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _passes(result: GateResult, gap: int) -> RenderableType:
+    table = open_table("Passes", gap)
+    table.add_column(words.PASS_HEADINGS[0], overflow="fold", min_width=8)
+    for heading in words.PASS_HEADINGS[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in result.passes:
+        table.add_row(*(Text(visible(cell)) for cell in words.pass_cells(each)))
+    failed = [
+        Text(f"  {visible(each.name)}: {visible(each.failed or each.failed_before)}", style="red")
+        for each in result.passes
+        if each.failed or each.failed_before
+    ]
+    return Group(Fitting(table), *failed)
+
+
+def _facts(kind: str, facts: list[FactChange], gap: int) -> RenderableType:
+    table = open_table(kind, gap)
+    for heading in words.FACT_HEADINGS:
+        table.add_column(heading, overflow="fold", ratio=1)
+    for each in facts[:_MOST]:
+        style = "bold red" if each.decides else ""
+        table.add_row(*(Text(visible(cell), style=style) for cell in words.fact_cells(each)))
+    more = len(facts) - _MOST
+    rest = [Text(f"... and {more} more", style="dim")] if more > 0 else []
+    return Group(Fitting(table), *rest)
+
+
+def _taps(result: GateResult, gap: int) -> RenderableType:
+    table = open_table("Intermediates that are not the same", gap)
+    for heading in words.TAP_HEADINGS[:3]:
+        table.add_column(heading, overflow="fold")
+    for heading in words.TAP_HEADINGS[3:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in result.taps[:_MOST]:
+        style = "red" if change.state.differs else ""
+        table.add_row(*(Text(visible(cell), style=style) for cell in words.tap_cells(change)))
+    rest = words.left_out(result, _MOST)
+    return Group(Fitting(table), *([Text(rest, style="dim")] if rest else []))
