@@ -34,6 +34,28 @@ PASSES = (
     Pass("unknown", IDS, attention="sdpa_of_tomorrow"),
     Pass("logits alone", IDS, taps=False),
 )
+IN_A_LAYER = [
+    ".input_layernorm",
+    ".self_attn.q_proj",
+    ".self_attn.k_proj",
+    ".self_attn.v_proj",
+    ".self_attn:query",
+    ".self_attn:key",
+    ".self_attn:value",
+    ".self_attn:mask",
+    ".self_attn:context",
+    ".self_attn.o_proj.in",
+    ".self_attn.o_proj",
+    ".self_attn",
+    ".post_attention_layernorm.in",
+    ".post_attention_layernorm",
+    ".mlp.gate_proj",
+    ".mlp.act_fn",
+    ".mlp.up_proj",
+    ".mlp.down_proj.in",
+    ".mlp.down_proj",
+    ".mlp",
+]
 REQUEST = Request(make=Make("LlamaConfig", CONFIG), passes=PASSES)
 
 
@@ -96,16 +118,9 @@ def test_taps_come_in_execution_order_with_names_of_their_own(made: Record) -> N
     assert len(set(names)) == len(names)
     layer = "model.layers.1"
     start = names.index(f"{layer}.input_layernorm")
-    expected = """
-        .input_layernorm .self_attn.q_proj .self_attn.k_proj .self_attn.v_proj
-        .self_attn:query .self_attn:key .self_attn:value .self_attn:mask .self_attn:context
-        .self_attn.o_proj.in .self_attn.o_proj .self_attn
-        .post_attention_layernorm.in .post_attention_layernorm
-        .mlp.gate_proj .mlp.act_fn .mlp.up_proj .mlp.down_proj.in .mlp.down_proj .mlp
-    """.split()
-    found = [name.removeprefix(layer) for name in names[start : start + len(expected)]]
-    assert found == expected
-    assert names[start + len(expected)] == layer
+    end = start + len(IN_A_LAYER)
+    assert [name.removeprefix(layer) for name in names[start:end]] == IN_A_LAYER
+    assert names[end] == layer
     assert names[-2:] == ["lm_head", "logits"]
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import transformers
 
 from .store import Taps
 from .watching import Watch, Wide
@@ -60,6 +61,7 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
     known = inspect.signature(model.forward).parameters
     cache_name = next((name for name in _CACHES if name in known), None)
     cache = _own_cache(model, ids) if asked["cache"] else None
+    ours = cache is not None
     watch = Watch(model, taps, ids.shape[0])
     start = 0
     for chunk, length in enumerate(asked["chunks"] or [ids.shape[1]]):
@@ -67,7 +69,8 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
         given = _arguments(asked, start, end, known)
         if cache is not None and cache_name is not None:
             given[cache_name] = cache
-            if cache_name == "cache_params" and "cache_position" in known:
+            ours = ours or cache_name == "cache_params"
+            if ours and "cache_position" in known:
                 given["cache_position"] = torch.arange(start, end)
         watch.begin(asked["name"], chunk)
         with ExitStack() as stack:
@@ -108,27 +111,34 @@ def _arguments(asked: dict[str, Any], start: int, end: int, known: Any) -> dict[
 
 
 def _own_cache(model: Any, ids: torch.Tensor) -> Any:
-    """A new cache where a model's own file defines the kind, and makes none by itself.
+    """A new cache where a model makes none by itself, or none that is long enough.
 
-    Models of attention and recurrence mixed had a class each, before caches could hold both.
+    Models of attention and recurrence mixed had a class each in their own file, before caches could
+    hold both; models with windows had one of a fixed length, which ``generate`` made for them.
     """
     scope = vars(sys.modules[type(model).__module__])
     names = sorted(n for n in scope if n.startswith("Hybrid") and n.endswith("Cache"))
     names = [n for n in names if scope[n].__module__ == type(model).__module__]
-    if not names:
-        return None
-    return scope[names[0]](model.config, ids.shape[0], dtype=model.dtype, device=ids.device)
+    batch, length = ids.shape
+    if names:
+        return scope[names[0]](model.config, batch, dtype=model.dtype, device=ids.device)
+    fixed: Any = getattr(transformers, "HybridCache", None)
+    implementation = getattr(model.config, "cache_implementation", None)
+    if implementation == "hybrid" and len(inspect.signature(fixed).parameters) > 4:
+        return fixed(model.config, batch, length, ids.device, model.dtype)
+    return None
 
 
 def _generate(model: Any, asked: dict[str, Any], ids: torch.Tensor) -> list[list[int]]:
     mask = asked["attention_mask"]
-    given = {
-        "attention_mask": torch.ones_like(ids) if mask is None else torch.tensor(mask),
+    given: dict[str, Any] = {
         "max_new_tokens": asked["generate"],
         "do_sample": False,
         "num_beams": 1,
         "use_cache": bool(asked["cache"]),
     }
+    if mask is not None or "attention_mask" in inspect.signature(model.forward).parameters:
+        given["attention_mask"] = torch.ones_like(ids) if mask is None else torch.tensor(mask)
     if model.generation_config.pad_token_id is None:
         given["pad_token_id"] = 0
     found = model.generate(ids, **(given | asked["generate_kwargs"]))
