@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import BuildError, Offline
-from .building import Plan, build
+from .building import SHARED_FILE, Plan, build
 from .kept import (
     MARKER,
     PART,
@@ -146,6 +146,8 @@ def _reuse(target: Path, plan: Plan) -> Environment | str:
     there = packages_in(places)
     if lost := sorted(n for n, o in own.items() if n not in there or there[n].version != o.version):
         return f"packages are missing: {', '.join(lost)}"
+    if not any(Path(place, SHARED_FILE).is_file() for place in places):
+        return "it shares nothing any more"
     python = target / "bin" / "python"
     if not _runs(python):
         return "its Python does not run"

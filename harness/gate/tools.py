@@ -80,16 +80,17 @@ def run_tool(command: list[str], *, temporary: Path | None, say: Say) -> Ran:
         start_new_session=True,
     )
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    try:
-        assert process.stdout is not None  # a pipe was asked for
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            if size := _DOWNLOADS.match(line.rstrip()):
-                say(f"downloading {size[1]} ({size[2]})")
-        return Ran(process.wait(), "\n".join(lines))
-    finally:
-        if process.poll() is None:
-            _end(process)
+    assert process.stdout is not None  # a pipe was asked for
+    with process.stdout as printed:
+        try:
+            for line in printed:
+                lines.append(line.rstrip())
+                if size := _DOWNLOADS.match(line.rstrip()):
+                    say(f"downloading {size[1]} ({size[2]})")
+            return Ran(process.wait(), "\n".join(lines))
+        finally:
+            if process.poll() is None:
+                _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
