@@ -204,6 +204,23 @@ def test_recomputing_attention_can_fail() -> None:
     assert (recomputed(kept)["context"] - kept.arrays[context["key"]]).abs().max() > 0.01
 
 
+class Odd(torch.nn.Module):
+    """Attention of two axes, as no model has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_attention_of_unknown_form_costs_its_taps_alone_and_is_told() -> None:
+    model, kept = torch.nn.Sequential(Odd(), torch.nn.Identity()), Kept()
+    watch = Watch(model, kept, 3)
+    watch.begin("p", 0)
+    with watch.installed(), pytest.warns(UserWarning, match="^0: taps inside attention left out:"):
+        out = model(drawn(5, 3))
+    assert out.shape == (5, 3)
+    assert [each["tap"] for each in kept.taps["p"]][-2:] == ["0", "1"]
+
+
 def test_a_mask_of_one_head_is_told_by_head() -> None:
     seen = {}
     attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B)

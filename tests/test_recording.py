@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -235,6 +236,31 @@ def test_a_process_that_dies_is_a_record(
     assert (failed.type, failed.stage) == (kind, stage)
     assert message in failed.message
     assert failed.traceback == "last words"
+
+
+def test_an_interrupt_ends_the_other_process(tmp_path: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    python = interpreter(tmp_path, "sleep 60 & echo $! > child; wait")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            record(python, REQUEST, folder=tmp_path / "r")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    child = int((tmp_path / "r" / "child").read_text())
+    assert gone(child)
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended; one that nobody waited for counts."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return True
+    return state.rpartition(")")[2].split()[0] == "Z"
 
 
 def test_nothing_is_downloaded_and_nothing_of_ours_is_seen(

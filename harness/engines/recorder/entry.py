@@ -58,7 +58,7 @@ def _record(
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
     """Write a document in one step: whoever sees the file sees all of it."""
-    text = json.dumps(plain(facts), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=True)
+    text = json.dumps(plain(facts), sort_keys=True, allow_nan=False, ensure_ascii=True)
     half = path.with_suffix(".half")
     half.write_text(text + "\n")
     os.replace(half, path)

@@ -1,5 +1,6 @@
 """What is done in an environment: a model is loaded, told of, and run; imports transformers."""
 
+import gc
 import importlib.metadata
 import json
 import os
@@ -73,6 +74,7 @@ def record(
             model = _first_model(request, stages, facts)
         elif chosen:
             model = None  # the one before is gone before the next one comes
+            gc.collect()
             model = _other_model(request, attention, chosen, stages, done)
         if model is None and "model_class" not in facts:
             break

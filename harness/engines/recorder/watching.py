@@ -1,5 +1,6 @@
 """Watches a forward pass: every module by hooks, and the functions of torch inside them."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -86,16 +87,27 @@ class Watch:
         """A function of torch was called: attention, perhaps, in a module that is running."""
         if not self._running:
             return
-        above = [call.attention for call in reversed(self._running) if call.attention is not None]
+        call = self._attending(name, args)
+        if call is None or call.attention is None:
+            return
+        try:
+            call.attention.see(name, args, kwargs, out)
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+            call.attention = None  # code unlike any that is known: its modules are tapped anyway
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(f"{call.path}: taps inside attention left out: {why}", stacklevel=1)
+
+    def _attending(self, name: str, args: tuple[Any, ...]) -> "_Call | None":
+        """The call whose attention a function may belong to; the innermost of several."""
+        above = [(call, call.attention) for call in reversed(self._running) if call.attention]
         if name not in _STARTS:
-            found = next((each for each in above if each.open), None)
-        else:
-            found = next((each for each in above if each.awaits(args)), None)
-        if found is None and name in _STARTS:
-            call = self._running[-1]
-            found = call.attention = call.attention or Attention(call.emit, self._batch)
-        if found is not None:
-            found.see(name, args, kwargs, out)
+            return next((call for call, attention in above if attention.open), None)
+        waiting = next((call for call, attention in above if attention.awaits(args)), None)
+        if waiting is not None:
+            return waiting
+        call = self._running[-1]
+        call.attention = call.attention or Attention(call.emit, self._batch)
+        return call
 
 
 class _Call:
