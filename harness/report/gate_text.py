@@ -1,7 +1,7 @@
 """The terminal view of a gate: rich renderables, and plain text for pytest and logs."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.result import Divergence, FactChange, GateResult, GateVerdict
+from . import gate_story
 from . import gate_words as words
 from .tables import Fitting, open_table
 from .text import diagnosis_card
@@ -22,8 +23,9 @@ _STYLES = {
     GateVerdict.NOT_COMPARABLE: "bold yellow",
 }
 
-#: Intermediates and facts of one kind that are shown here.
+#: Intermediates and facts of one kind that are shown here, and facts where nothing is wrong.
 _MOST = 12
+_FEW = 3
 _NARROW = 72
 
 
@@ -63,6 +65,9 @@ def to_text(result: GateResult, *, width: int = 100) -> str:
 
 def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
     yield _verdict(result)
+    failures = words.failures(result)
+    if failures:
+        yield _labelled(Text("Did not run", style="bold red"), failures)
     if result.divergence is not None:
         yield _divergence(result.divergence)
     for diagnosis in result.diagnoses:
@@ -70,7 +75,7 @@ def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
     if result.passes:
         yield _passes(result, gap)
     for kind, facts in words.facts_by_kind(result):
-        yield _facts(kind, facts, gap)
+        yield _facts(kind, facts, gap, _FEW if result.exit_code == 0 else _MOST)
     if result.taps:
         yield _taps(result, gap)
     if result.replayed:
@@ -82,21 +87,32 @@ def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
 def _verdict(result: GateResult) -> RenderableType:
     title = Text(result.verdict.value.upper(), style=_STYLES[result.verdict])
     title.append(f": {visible(words.title(result))}", style="bold")
+    told = [
+        (label, answer)
+        for label, answer in gate_story.tell(result)
+        if label == "What to do" or (label == "Why" and not result.diagnoses)
+    ]
     return Group(
         title,
         Text(visible(result.summary)),
         Text(words.MEANINGS[result.verdict], style="dim"),
+        *(Text(f"{label}: {visible(answer)}") for label, answer in told),
     )
 
 
 def _divergence(divergence: Divergence) -> RenderableType:
-    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in words.divergence_rows(divergence):
-        table.add_row(label, Text(visible(value)))
     title = Text("First divergence: ", style="bold red")
     title.append(visible(divergence.change.tap), style="not bold default")
+    return _labelled(title, words.divergence_rows(divergence))
+
+
+def _labelled(title: Text, rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Rows of a label and a text, below a title."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(style="dim", overflow="fold")
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(Text(visible(label)), Text(visible(value)))
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
@@ -107,22 +123,17 @@ def _passes(result: GateResult, gap: int) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     for each in result.passes:
         table.add_row(*(Text(visible(cell)) for cell in words.pass_cells(each)))
-    failed = [
-        Text(f"  {visible(each.name)}: {visible(each.failed or each.failed_before)}", style="red")
-        for each in result.passes
-        if each.failed or each.failed_before
-    ]
-    return Group(Fitting(table), *failed)
+    return Fitting(table)
 
 
-def _facts(kind: str, facts: list[FactChange], gap: int) -> RenderableType:
+def _facts(kind: str, facts: list[FactChange], gap: int, most: int) -> RenderableType:
     table = open_table(kind, gap)
     for heading in words.FACT_HEADINGS:
         table.add_column(heading, overflow="fold", ratio=1)
-    for each in facts[:_MOST]:
+    for each in facts[:most]:
         style = "bold red" if each.decides else ""
         table.add_row(*(Text(visible(cell), style=style) for cell in words.fact_cells(each)))
-    more = len(facts) - _MOST
+    more = len(facts) - most
     rest = [Text(f"... and {more} more", style="dim")] if more > 0 else []
     return Group(Fitting(table), *rest)
 
@@ -133,8 +144,9 @@ def _taps(result: GateResult, gap: int) -> RenderableType:
         table.add_column(heading, overflow="fold")
     for heading in words.TAP_HEADINGS[3:]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for change in result.taps[:_MOST]:
+    shown = words.most_telling(result)[:_MOST]
+    for change in shown:
         style = "red" if change.state.differs else ""
         table.add_row(*(Text(visible(cell), style=style) for cell in words.tap_cells(change)))
-    rest = words.left_out(result, _MOST)
+    rest = words.left_out(result, len(shown))
     return Group(Fitting(table), *([Text(rest, style="dim")] if rest else []))

@@ -1,6 +1,7 @@
 """What the views of a gate say, in words and rows: one wording for terminal, Markdown and page."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from ..gate.result import (
     Divergence,
@@ -8,11 +9,10 @@ from ..gate.result import (
     GateResult,
     GateVerdict,
     PassChange,
-    SideInfo,
     TapChange,
     TapState,
 )
-from .wording import count
+from .wording import NONE, count, number, precise, short
 
 HEADLINES = {
     GateVerdict.SAME: "It is the same model",
@@ -23,19 +23,35 @@ HEADLINES = {
 }
 
 MEANINGS = {
-    GateVerdict.SAME: "Every number that is carried on has the same bits on both sides.",
-    GateVerdict.ROUNDING: "Some bits differ, by no more than the rounding errors that each side has"
-    " against a run in float64. Sums in another order or another kernel do that.",
-    GateVerdict.CHANGED: "What differs is more than rounding explains, or the model is given other"
-    " tokens or other weights. Find out whether that is meant before you upgrade.",
+    GateVerdict.SAME: (
+        "The output of each layer and the logits have the same bits on both sides, and the model is"
+        " given the same tokens and weights."
+    ),
+    GateVerdict.ROUNDING: (
+        "Some bits differ, by no more than the rounding errors that each side has against a run in"
+        " float64. Sums in another order or another kernel do that."
+    ),
+    GateVerdict.CHANGED: (
+        "More differs than rounding explains, or the model is given other tokens or other weights."
+    ),
     GateVerdict.FAILING: "A model that loaded and ran before raises an error now.",
     GateVerdict.NOT_COMPARABLE: "Nothing is said about the model. This is not a pass.",
 }
 
 #: Headings of :func:`fact_rows`, and of :func:`tap_cells`.
 FACT_HEADINGS = ("what", "before", "after")
-TAP_HEADINGS = ("pass", "step", "intermediate", "state", "difference", "of its size", "allowed")
+TAP_HEADINGS = (
+    *("intermediate", "pass", "step", "state"),
+    *("difference", "of its size", "times rounding"),
+)
 PASS_HEADINGS = ("pass", "tokens", "same", "rounding", "changed", "top-1", "log p", "greedy")
+
+#: What the columns of passes mean.
+PASS_LEGEND = (
+    "same, rounding, changed: numbers of intermediates. top-1: positions with the same most likely"
+    " token. log p: largest change of the log-probability of a likely token. greedy: equal leading"
+    " tokens of those chosen greedily."
+)
 
 #: What a kind of facts is called, in the order in which they are shown.
 KINDS = {
@@ -43,11 +59,11 @@ KINDS = {
     "loading": "Said while loading",
     "tokenizer": "Tokenizer",
     "config": "Config as parsed",
-    "default": "Defaults that the config file leaves open",
-    "attention": "Attention implementation",
-    "model class": "Class of the model",
-    "config class": "Class of the config",
-    "generation": "Defaults of generation",
+    "default": "Config defaults",
+    "attention": "Attention",
+    "model class": "Model class",
+    "config class": "Config class",
+    "generation": "Generation defaults",
     "cache": "Cache",
     "modules": "Modules",
     "warnings": "Warnings",
@@ -55,7 +71,8 @@ KINDS = {
     "machine": "Machine",
 }
 
-NOTHING = "none"
+#: What stands where a side does not have it, of the kinds for which that is not the word.
+_ABSENT = {"warnings": "not shown", "loading": "not said", "weights": "not there"}
 
 
 def title(result: GateResult) -> str:
@@ -77,15 +94,21 @@ def divergence_rows(divergence: Divergence) -> Iterator[tuple[str, str]]:
         yield "shape before", str(list(change.shape_before))
     yield "difference", difference(change)
     if change.distance is not None:
-        yield "rounding", f"explains up to {change.allowance:.2g}{_times(change)}"
-    yield "largest value", f"{change.largest_before:.6g} before, {change.largest:.6g} after"
+        yield "rounding", f"explains up to {short(change.allowance)}{_times(change)}"
+    yield (
+        "largest value",
+        f"{precise(change.largest_before)} before, {precise(change.largest)} after",
+    )
     yield "carried to", divergence.carried_to
     if divergence.aside:
-        yield (
-            "not it",
-            (f"{', '.join(divergence.aside)}: differ too, but what reads them does not show it"),
-        )
+        names = ", ".join(divergence.aside[:_MOST_ASIDE])
+        more = len(divergence.aside) - _MOST_ASIDE
+        names += f" and {more} more" if more > 0 else ""
+        yield "not it", f"{names}: not as before, but what reads it does not show that"
 
+
+#: Intermediates that are named although they are not the place.
+_MOST_ASIDE = 6
 
 ROLES = {
     "out": "output",
@@ -107,22 +130,30 @@ def difference(change: TapChange) -> str:
     if change.state is TapState.RESHAPED:
         return "another shape"
     if change.state is TapState.NOT_FINITE:
-        return "NaN or infinity on one side"
+        return "NaN or infinity on one side alone"
     if change.distance is None or change.low is None or change.high is None:
-        return NOTHING
-    share = f", {change.distance / change.norm:.2g} of its size" if change.norm else ""
+        return NONE
+    share = f", {short(change.distance / change.norm)} of its size" if change.norm else ""
     if change.low == change.high:
-        return f"{change.distance:.3g}{share}"
+        return f"{number(change.distance)}{share}"
     return (
-        f"about {change.distance:.2g}{share} (from a sketch: between {change.low:.2g} and"
-        f" {change.high:.2g}, but for one time in 5,000)"
+        f"about {short(change.distance)}{share} (estimated from the baseline's sketch: it is"
+        f" between {short(change.low)} and {short(change.high)}, but for one case in 5,000)"
     )
 
 
+def times(change: TapChange) -> float | None:
+    """How many times what rounding explains a difference is; None where there is none."""
+    if change.distance is None:
+        return None
+    if not change.allowance:
+        return math.inf if change.distance else 0.0
+    return change.distance / change.allowance
+
+
 def _times(change: TapChange) -> str:
-    if not change.allowance or change.distance is None:
-        return ""
-    return f"; this is {change.distance / change.allowance:.3g} times that"
+    found = times(change)
+    return "" if found is None or not change.allowance else f"; this is {number(found)} times that"
 
 
 def step(change: TapChange) -> str:
@@ -133,15 +164,15 @@ def step(change: TapChange) -> str:
 def tap_cells(change: TapChange) -> tuple[str, ...]:
     """One intermediate as the cells of a row."""
     distance = change.distance
-    share = f"{distance / change.norm:.2g}" if distance is not None and change.norm else NOTHING
+    share = short(distance / change.norm) if distance is not None and change.norm else NONE
     return (
+        change.tap,
         change.passed,
         step(change),
-        change.tap,
         change.state.value,
-        NOTHING if distance is None else f"{distance:.3g}",
+        number(distance),
         share,
-        f"{change.allowance:.2g}",
+        short(times(change)),
     )
 
 
@@ -160,23 +191,26 @@ def pass_cells(each: PassChange) -> tuple[str, ...]:
         str(each.counts.get("same", 0)),
         str(each.counts.get("rounding", 0)),
         str(other),
-        f"{agree}/{len(positions)}" if positions else NOTHING,
-        f"{max(moved):.2g}" if moved else NOTHING,
+        f"{agree}/{len(positions)}" if positions else NONE,
+        short(max(moved)) if moved else NONE,
         greedy(each),
     )
 
 
 def greedy(each: PassChange) -> str:
-    """How many greedy tokens are the same, of how many."""
+    """How many leading greedy tokens are the same, of how many; of several rows, the worst."""
     before, after = each.generated_before, each.generated
     if not before or not after:
-        return NOTHING
-    same = 0
-    for x, y in zip(before[0], after[0], strict=False):
-        if x != y:
-            break
-        same += 1
-    return f"{same}/{len(after[0])}"
+        return NONE
+    found = [(leading(x, y), len(y)) for x, y in zip(before, after, strict=False)]
+    same, total = min(found)
+    return f"{same}/{total}"
+
+
+def leading(before: Sequence[int], after: Sequence[int]) -> int:
+    """Number of equal leading tokens."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(before), len(after)))
 
 
 def facts_by_kind(result: GateResult) -> list[tuple[str, list[FactChange]]]:
@@ -185,25 +219,56 @@ def facts_by_kind(result: GateResult) -> list[tuple[str, list[FactChange]]]:
     for each in result.facts:
         groups.setdefault(each.kind, []).append(each)
     order = [*KINDS, *(kind for kind in groups if kind not in KINDS)]
-    return [(KINDS.get(kind, kind), groups[kind]) for kind in order if kind in groups]
+    return [(kind_name(kind), groups[kind]) for kind in order if kind in groups]
+
+
+def kind_name(kind: str) -> str:
+    """What a kind of facts is called."""
+    return KINDS.get(kind, kind)
 
 
 def fact_cells(each: FactChange) -> tuple[str, str, str]:
     """One change as the cells of a row."""
-    return each.what, each.before or NOTHING, each.after or NOTHING
+    absent = _ABSENT.get(each.kind, "absent")
+    return each.what, each.before or absent, each.after or absent
 
 
-def side_rows(side: SideInfo) -> Iterator[tuple[str, str]]:
-    """What ran on one side."""
-    for name, version in side.versions.items():
-        yield name, version
-    for name, value in side.machine.items():
-        yield name, value
-    if side.failed:
-        yield "failed", side.failed
+def moved(each: FactChange) -> str:
+    """``was 100000, is 10000``; or of what is on one side alone, ``new: 10000``, ``gone: ...``."""
+    if not each.before:
+        return f"new: {each.after}"
+    return f"was {each.before}, is {each.after}" if each.after else f"gone: {each.before}"
+
+
+def side_table(result: GateResult) -> list[tuple[str, str, str, bool]]:
+    """What ran: name, before, after, and whether they differ."""
+    rows = []
+    for part in ("versions", "machine"):
+        a, b = getattr(result.before, part), getattr(result.after, part)
+        for name in dict.fromkeys([*a, *b]):
+            was, now = a.get(name, ""), b.get(name, "")
+            # A side that did not run says nothing: that is no difference.
+            rows.append((name, was or NONE, now or NONE, bool(a and b) and was != now))
+    return rows
+
+
+def most_telling(result: GateResult) -> tuple[TapChange, ...]:
+    """Intermediates that differ by more than rounding; all that are not the same if none does."""
+    return tuple(each for each in result.taps if each.state.differs) or result.taps
 
 
 def left_out(result: GateResult, shown: int) -> str:
     """How many intermediates are not shown; empty for none."""
     more = len(result.taps) - shown
     return f"{count(more, 'more intermediate')} in the page and the JSON file" if more > 0 else ""
+
+
+def failures(result: GateResult) -> list[tuple[str, str]]:
+    """What did not run: side or pass, and the error."""
+    rows = [(side.name, side.failed) for side in (result.before, result.after) if side.failed]
+    for each in result.passes:
+        if each.failed_before:
+            rows.append((f"{each.name}, before", each.failed_before))
+        if each.failed:
+            rows.append((f"{each.name}, after", each.failed))
+    return rows

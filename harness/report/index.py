@@ -1,7 +1,5 @@
 """The index page: all results of a folder in one table, with filters; it needs no script."""
 
-import base64
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +7,8 @@ from urllib.parse import quote
 
 from . import wording
 from .folder import WORST_FIRST, Found
+from .rendering import environment, source_hash, template_text
 from .wording import visible
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def to_index(found: Found, *, beside: Path, folder: Path) -> str:
@@ -22,31 +19,24 @@ def to_index(found: Found, *, beside: Path, folder: Path) -> str:
         beside: The folder that the page is for, so that links are relative to it.
         folder: The folder that was read, for the title.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # A subclass of str is what jinja has already escaped.
-        finalize=lambda value: visible(value, keep="\n") if type(value) is str else value,
-    )
-    style, script = (_read(name) for name in ("index.css", "index.js"))
+    style, script = (template_text(name) for name in ("index.css", "index.js"))
     counts = dict.fromkeys(WORST_FIRST, 0)
     for each in found.listed:
         counts[each.verdict] += 1
-    return environment.get_template("index.html").render(
-        found=found,
-        folder=str(folder),
-        counts={verdict.value: n for verdict, n in counts.items() if n},
-        words=wording,
-        link=lambda path: _link(path, beside),
-        style=style,
-        script=script,
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}';"
-        f" script-src '{_hash(script)}'",
+    return (
+        environment()
+        .get_template("index.html")
+        .render(
+            found=found,
+            folder=str(folder),
+            counts={verdict.value: n for verdict, n in counts.items() if n},
+            words=wording,
+            link=lambda path: _link(path, beside),
+            style=style,
+            script=script,
+            policy=f"default-src 'none'; img-src data:; style-src '{source_hash(style)}';"
+            f" script-src '{source_hash(script)}'",
+        )
     )
 
 
@@ -67,12 +57,3 @@ def _link(path: Path, beside: Path) -> str:
     """A relative address in which no character of a file's name means anything."""
     relative = os.path.relpath(path.resolve(), beside.resolve())
     return quote(os.fsencode(relative.replace(os.sep, "/")))
-
-
-def _hash(content: str) -> str:
-    """What a content security policy knows an inline element by."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-
-
-def _read(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")

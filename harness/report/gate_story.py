@@ -1,0 +1,111 @@
+"""The verdict of a gate as a story: what changed, since where, why, and what to do about it."""
+
+import re
+import shlex
+
+from ..gate.result import GateResult, GateVerdict, SideInfo
+from . import causes
+from . import gate_words as words
+
+#: Kinds of facts that may make numbers differ, what is most likely first.
+_SUSPECTS = ("config", "default", "attention", "model class", "modules", "versions", "machine")
+_MOST = 3
+
+_NOTHING = {
+    GateVerdict.SAME: "Nothing.",
+    GateVerdict.ROUNDING: (
+        "Nothing, unless something of yours relies on equal bits: stored outputs, caches, tests"
+        " for equality."
+    ),
+}
+_OTHERWISE = (
+    "Decide whether this is meant: read the release notes of what differs in version, and look at"
+    " the first divergence."
+)
+
+
+def tell(result: GateResult) -> list[tuple[str, str]]:
+    """Questions and answers, in reading order."""
+    rows = [("What changed", result.summary)]
+    if result.divergence is not None:
+        change = result.divergence.change
+        rows.append(("Since where", f"{change.tap}: {words.difference(change)}"))
+    rows += [("Why", why) for why in _why(result)]
+    rows += [("What to do", advice) for advice in _advice(result)]
+    return rows
+
+
+def bisect_command(result: GateResult) -> str:
+    """What to type for the first release that changed the model; empty where that is no question.
+
+    It is one where a later transformers is at fault for all that is known.
+    """
+    before, after = (
+        each.versions.get("transformers", "") for each in (result.before, result.after)
+    )
+    other = result.verdict in (GateVerdict.CHANGED, GateVerdict.FAILING)
+    if not other or not _number(before) or not _number(before) < _number(after):
+        return ""
+    return shlex.join(
+        ["parity", "bisect", "--good", before, "--bad", after, "--model", result.model]
+    )
+
+
+def _why(result: GateResult) -> list[str]:
+    """What explains it: a fault of the catalogue, what decides, or else what is to be suspected."""
+    if result.verdict is not GateVerdict.CHANGED:
+        return []  # of what fails, the summary is the error
+    known = [each for each in result.diagnoses if each.causes]
+    found = [f"{causes.title(each)}{_detail(each.causes[0].detail)}" for each in known]
+    found += [
+        f"{words.kind_name(each.kind)}: {each.what}, {words.moved(each)}"
+        for each in [fact for fact in result.facts if fact.decides][:_MOST]
+    ]
+    return list(dict.fromkeys(found)) or [_suspicion(result)]
+
+
+def _detail(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _suspicion(result: GateResult) -> str:
+    """What differs besides numbers: not proven to be the cause."""
+    for name in _SUSPECTS:
+        facts = [each for each in result.facts if each.kind == name]
+        if facts:
+            shown = "; ".join(f"{each.what} {words.moved(each)}" for each in facts[:_MOST])
+            more = len(facts) - _MOST
+            rest = f" and {more} more" if more > 0 else ""
+            return (
+                "Not known. The first suspect, for it is not as before:"
+                f" {words.kind_name(name)}: {shown}{rest}."
+            )
+    return "Not known: nothing but the numbers differs."
+
+
+def _advice(result: GateResult) -> list[str]:
+    if result.verdict in _NOTHING:
+        return [_NOTHING[result.verdict]]
+    if result.verdict is GateVerdict.NOT_COMPARABLE:
+        return [
+            "Run both sides on the same model with the same dtype and number of threads, or write"
+            " a baseline with the others to another file."
+        ]
+    causes_known = [each.causes[0].advice for each in result.diagnoses if each.causes]
+    found = [f"{each[0].upper()}{each[1:]}." for each in dict.fromkeys(causes_known) if each]
+    if not found:
+        failing = result.verdict is GateVerdict.FAILING
+        found = ["Read the error: it may name what the model lacks." if failing else _OTHERWISE]
+    rows = [" ".join([*found, f"Until then stay with {_kept(result.before)}."])]
+    command = bisect_command(result)
+    return [*rows, f"To find the first release that changed it: {command}"] if command else rows
+
+
+def _kept(side: SideInfo) -> str:
+    version = side.versions.get("transformers")
+    return f"transformers=={version}" if version else side.name
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """``5.24.0`` as numbers; empty for what is no plain release."""
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
