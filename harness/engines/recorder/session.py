@@ -166,6 +166,12 @@ def _save(request: dict[str, Any], stages: Stages, facts: dict[str, Any]) -> Non
             save(model, request)
 
 
+def _plain_config() -> Any:
+    """A config of no model: what every config has; its class is called otherwise before 5.0."""
+    kind = getattr(transformers, "PreTrainedConfig", None) or transformers.PretrainedConfig
+    return kind()
+
+
 def _told(model: Any) -> dict[str, Any]:
     """What there is to tell of a loaded model."""
     config = model.config
@@ -179,7 +185,9 @@ def _told(model: Any) -> dict[str, Any]:
         "model_class": type(model).__name__,
         "config_class": type(config).__name__,
         "config": config.to_dict(),
+        "config_defaults": _plain_config().to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
+        "generation_defaults": transformers.GenerationConfig().to_dict(),
         "attention": default_attention(model),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "modules": [

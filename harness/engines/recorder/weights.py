@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 
-#: Deviation of the rows of a head, in units of 1/sqrt(fan in): logits then reach 5 to 10. A head
-#: tied to the embedding is drawn like any head, or each token would be followed by itself.
-_HEAD = 3.0
+#: Deviation of the rows of embedding and head, in units of 1/sqrt(row length): logits then reach 5
+#: to 10. It is the same for both, so that a release that ties them or not draws no other numbers.
+_ROWS = 3.0
 _BIAS = 0.1
 
 
 def fill(model: Any) -> None:
     """Draw every parameter anew; buffers stay, and what is tied stays tied.
 
-    Matrices are normal with deviation 1/sqrt(fan in), three times that for the head, embeddings
-    with deviation 1, biases with 0.1, and other vectors, such as weights of norms, are 1 plus a
-    tenth of a normal number.
+    Matrices are normal with deviation 1/sqrt(fan in), three times that for embeddings and the
+    head, biases with 0.1, and other vectors, such as weights of norms, are 1 plus a tenth of a
+    normal number.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     rows = getattr(head, "weight", None)
@@ -29,18 +29,17 @@ def fill(model: Any) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             drawn = normal(name, tuple(parameter.shape))
-            factor = _HEAD if parameter is rows else 1.0
-            values = _scaled(drawn, name, owners[name], factor)
+            values = _scaled(drawn, name, owners[name], is_head=parameter is rows)
             parameter.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
-def _scaled(drawn: Any, name: str, owner: torch.nn.Module, factor: float) -> Any:
+def _scaled(drawn: Any, name: str, owner: torch.nn.Module, *, is_head: bool) -> Any:
     if "bias" in name.rpartition(".")[2]:
         return _BIAS * drawn
     if drawn.ndim < 2:
         return 1.0 + 0.1 * drawn
-    if isinstance(owner, torch.nn.Embedding) and factor == 1.0:
-        return drawn
+    if is_head or isinstance(owner, torch.nn.Embedding):
+        return drawn * (_ROWS / drawn.shape[-1] ** 0.5)
     kind = type(owner).__name__
     if kind == "Conv1D":  # transformers' own linear layer, its matrix transposed
         fan_in = drawn.shape[0]
@@ -48,7 +47,7 @@ def _scaled(drawn: Any, name: str, owner: torch.nn.Module, factor: float) -> Any
         fan_in = int(np.prod(drawn.shape[1:]))
     else:
         fan_in = drawn.shape[-1]
-    return drawn * (factor / fan_in**0.5)
+    return drawn / fan_in**0.5
 
 
 def normal(name: str, shape: tuple[int, ...]) -> Any:
