@@ -33,25 +33,24 @@ def report(
     """Render a saved result again: the verdict here, a view into a file, its path last.
 
     The views are a page (.html), terminal text (.txt), Markdown for a CI job's summary or a
-    comment (.md), JUnit XML (.xml) and the result itself (.json). The exit code is that of the
-    saved verdict.
+    comment (.md), JUnit XML (.xml) and the result itself (.json), of a comparison as of a gate. The
+    exit code is that of the saved verdict.
     """
     codes: list[int] = []
     with reported(codes, debug=debug):
+        from .report.documents import read
         from .report.files import write_whole
-        from .report.text import View
-        from .report.views import render
-        from .result import from_json
+        from .report.views import render, screen_view
 
         target, chosen = _target(result_file, output, form)
-        result = from_json(_read(result_file), where=str(result_file))
+        result = read(_read(result_file), where=str(result_file))
         view = render(result, chosen)
         screen = console(stderr=target is None)
         if target is None:
             sys.stdout.write(view.decode())
         else:
             write_whole(target, view)
-            screen.print(View(result))
+            screen.print(screen_view(result))
             show_paths(screen, [target])
         codes.append(result.exit_code)
     raise typer.Exit(worst(codes))
@@ -116,5 +115,5 @@ def _read(path: Path) -> bytes:
             str(path),
             expected="a readable result file",
             found=(error.strerror or type(error).__name__).lower(),
-            advice="name a JSON file that `parity run` wrote",
+            advice="name a JSON file that `parity run`, `gate` or `upgrade` wrote",
         ) from None

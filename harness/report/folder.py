@@ -4,18 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..result import RunResult, Verdict, from_json
-from . import causes, wording
+from ..gate.result import GateResult, GateVerdict
+from ..result import RunResult, Verdict
+from . import causes, documents, wording
 
 #: A result is a few megabytes; what is much larger is none, and is not read.
 LARGEST = 256 << 20
 
-#: Verdicts in the order in which they are listed.
-WORST_FIRST = (
+#: Verdicts of comparisons and of gates in the order in which they are listed. Two are of both: they
+#: are equal, being texts.
+WORST_FIRST: tuple[Verdict | GateVerdict, ...] = (
     Verdict.NOT_FINITE,
     Verdict.FAIL,
+    GateVerdict.FAILING,
+    GateVerdict.CHANGED,
     Verdict.NOT_COMPARABLE,
     Verdict.ROUNDING,
+    GateVerdict.SAME,
     Verdict.PASS,
 )
 
@@ -35,7 +40,7 @@ class Listed:
     path: Path
     page: Path | None
     case: str
-    verdict: Verdict
+    verdict: Verdict | GateVerdict
     summary: str
     model: str
     engines: tuple[str, ...]
@@ -104,13 +109,35 @@ def _read(path: Path) -> Listed | Unlisted:
             return Unlisted(path, "not a file")
         if path.stat().st_size > LARGEST:
             return Unlisted(path, f"larger than {LARGEST >> 20} MiB: not read")
-        result = from_json(path.read_bytes(), where=str(path), prompts=False)
+        result = documents.read(path.read_bytes(), where=str(path), prompts=False)
     except OSError as error:
         return Unlisted(path, (error.strerror or type(error).__name__).lower())
     except UsageError as error:
         return Unlisted(path, f"expected {error.expected}, found {error.found}: {error.advice}")
     page = path.with_suffix(".html")
-    return _listed(result, path, page if page.is_file() else None)
+    found = page if page.is_file() else None
+    if isinstance(result, GateResult):
+        return _listed_gate(result, path, found)
+    return _listed(result, path, found)
+
+
+def _listed_gate(result: GateResult, path: Path, page: Path | None) -> Listed:
+    parted = result.divergence
+    known = [causes.title(each) for each in result.diagnoses if each.causes]
+    return Listed(
+        path=path,
+        page=page,
+        case=f"{result.before.name} to {result.after.name}",
+        verdict=result.verdict,
+        summary=result.summary,
+        model=result.model,
+        engines=(result.before.name, result.after.name),
+        units=None,
+        at="" if parted is None else parted.change.tap,
+        divergence=". ".join([result.summary.rstrip("."), *known]),
+        started=result.started,
+        exit_code=result.exit_code,
+    )
 
 
 def _listed(result: RunResult, path: Path, page: Path | None) -> Listed:

@@ -2,9 +2,14 @@
 
 from enum import StrEnum
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..result import RunResult, to_json
+from ..gate.result import GateResult
+from ..result import RunResult
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class Format(StrEnum):
@@ -45,11 +50,44 @@ def format_of(path: PurePath) -> Format:
     return found
 
 
-def render(result: RunResult, form: Format) -> bytes:
+def render(result: RunResult | GateResult, form: Format) -> bytes:
     """One view of a result, as the bytes of its file."""
+    from .documents import to_json
+
     if form is Format.JSON:
         return to_json(result) + b"\n"
+    if isinstance(result, GateResult):
+        return _gate(result, form)
     return _text(result, form).encode("utf-8", "backslashreplace")
+
+
+def screen_view(result: RunResult | GateResult) -> "RenderableType":
+    """The view for the terminal, with colours where it has them."""
+    from .gate_text import GateView
+    from .text import View
+
+    return GateView(result) if isinstance(result, GateResult) else View(result)
+
+
+def _gate(result: GateResult, form: Format) -> bytes:
+    match form:
+        case Format.HTML:
+            from .gate_html import to_html
+
+            text = to_html(result)
+        case Format.MARKDOWN:
+            from .gate_markdown import to_markdown
+
+            text = to_markdown(result)
+        case Format.JUNIT:
+            from .gate_junit import to_junit
+
+            return to_junit(result)
+        case _:
+            from .gate_text import to_text
+
+            text = to_text(result) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _text(result: RunResult, form: Format) -> str:
