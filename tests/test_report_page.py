@@ -50,7 +50,7 @@ class Tab:
         if ready:
             WebDriverWait(self.driver, 60).until(
                 lambda driver: driver.execute_script(
-                    "return document.documentElement.dataset.ready"
+                    "return document.documentElement.dataset.ready === 'yes'"
                 )
             )
 
@@ -81,6 +81,12 @@ class Tab:
         for key in keys:
             self.driver.switch_to.active_element.send_keys(key)
         return self.driver.switch_to.active_element
+
+    def detail(self) -> WebElement:
+        """The details of a field, once what it says has been unpacked."""
+        panel = self.find("#detail")
+        WebDriverWait(self.driver, 30, 0.02).until(lambda _: not panel.get_attribute("aria-busy"))
+        return panel
 
     def choose(self, box: str, text: str) -> None:
         Select(self.find(f"#{box}")).select_by_visible_text(text)
@@ -151,6 +157,33 @@ def test_page_says_so_when_its_data_is_damaged(tab: Tab, page: str) -> None:
     assert tab.find("#static-maps").is_displayed()
 
 
+def test_details_say_so_when_they_are_damaged(tab: Tab, page: str) -> None:
+    tab.open(page.replace('id="details-0">H4sI', 'id="details-0">AAAA'))
+    tab.run("arguments[0].click()", tab.field(CULPRIT))
+    assert "The details cannot be read here" in tab.detail().text
+    assert tab.complaints() == []
+    tab.choose("prompt", "second")
+    tab.run("arguments[0].click()", tab.field(CULPRIT))
+    assert "Added by this op" in tab.detail().text
+
+
+def test_map_is_there_before_the_rest_of_the_page(tab: Tab, page: str) -> None:
+    """What comes behind the map may be large: the script does not wait for it."""
+    tab.run("window.name = ''")
+    watch = (
+        "new MutationObserver((_, watcher) => { watcher.disconnect();"
+        " window.behind = document.getElementById('environment') !== null; })"
+        ".observe(document, { attributes: true, subtree: true, attributeFilter: ['data-ready'] })"
+    )
+    command = "Page.addScriptToEvaluateOnNewDocument"
+    added = tab.driver.execute_cdp_cmd(command, {"source": watch})
+    try:
+        tab.open(page.replace('id="static-maps">', f'id="static-maps"><!--{"x" * 20_000_000}-->'))
+        assert tab.run("return window.behind") is False
+    finally:
+        tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
 def test_hostile_text_is_shown_as_text(tab: Tab, sample: Make, spread_out: Make) -> None:
     result = spread_out(sample(Verdict.FAIL))
     prompts = tuple(
@@ -180,13 +213,13 @@ def test_hostile_text_is_shown_as_text(tab: Tab, sample: Make, spread_out: Make)
     assert tab.complaints() == []
     assert tab.requests() == []
     assert tab.all("img, iframe, script[src]") == []
-    assert len(tab.all("script")) == 2
+    assert len(tab.all("script")) == 2 + len(result.prompts)
     texts = tab.run("return document.body.innerText")
     assert texts.count(shown) > 10
     assert "\u202e" not in texts
     tab.run("arguments[0].click()", tab.all("#map-table .outside button")[0])
-    assert shown in tab.find("#detail").text
-    assert "{{7*7}}\\u202e" in tab.find("#detail h3").text
+    assert shown in tab.detail().text
+    assert "{{7*7}}\\u202e" in tab.detail().find_element(By.TAG_NAME, "h3").text
 
 
 def test_map_opens_at_the_first_divergence_and_obeys_keys(tab: Tab, page: str) -> None:
@@ -212,7 +245,7 @@ def test_enter_opens_the_details_and_escape_returns(tab: Tab, page: str) -> None
     tab.run("document.querySelector('#measure').focus()")
     tab.press(Keys.TAB)
     heading = tab.press(Keys.ENTER)
-    panel = tab.find("#detail")
+    panel = tab.detail()
     assert heading.text == CULPRIT
     assert panel.is_displayed()
     for part in (
@@ -246,6 +279,7 @@ def test_strips_show_which_head_and_position_is_worst(
     others = (*prompt.comparisons[:at], odd_one, *prompt.comparisons[at + 1 :])
     tab.open(to_html(replace(result, prompts=(replace(prompt, comparisons=others),))))
     tab.run("arguments[0].click()", tab.field("layers.0.attn.q"))
+    tab.detail()
     by_position, by_head = tab.all("#detail .columns > div")[0].find_elements(
         By.CSS_SELECTOR, ".strip"
     )
@@ -259,9 +293,9 @@ def test_strips_show_which_head_and_position_is_worst(
 def test_details_follow_the_keys_and_a_click_opens_them(tab: Tab, page: str) -> None:
     tab.open(page)
     tab.field("layers.2.mlp.gate").click()
-    assert tab.find("#detail h3").text == "layers.2.mlp.gate"
+    assert tab.detail().find_element(By.TAG_NAME, "h3").text == "layers.2.mlp.gate"
     assert tab.press(Keys.ARROW_RIGHT).get_attribute("data-tap") == "layers.2.mlp.up"
-    assert tab.find("#detail h3").text == "layers.2.mlp.up"
+    assert tab.detail().find_element(By.TAG_NAME, "h3").text == "layers.2.mlp.up"
 
 
 def test_worst_elements_have_the_values_of_the_result(
@@ -274,8 +308,10 @@ def test_worst_elements_have_the_values_of_the_result(
     flat, reference, candidate = found.local.spread.worst[0]
     tab.open(to_html(result))
     tab.run("arguments[0].click()", tab.field(CULPRIT))
+    tab.detail()
     choice = Select(tab.find("#detail select"))
     choice.select_by_visible_text("hello, prefill")
+    tab.detail()
     row = tab.all("#detail .taps")[0].find_elements(By.CSS_SELECTOR, "tbody tr")[1]
     _, heads, positions, size = found.shape
     place = f"B=0, H={flat // (positions * size)}, T={flat // size % positions}, D={flat % size}"
@@ -338,7 +374,7 @@ def test_side_by_side_marks_what_differs(tab: Tab, page: str) -> None:
 def test_result_of_an_earlier_release_is_explored_without_spreads(tab: Tab, sample: Make) -> None:
     tab.open(to_html(sample(Verdict.FAIL)))
     tab.run("arguments[0].click()", tab.field(CULPRIT))
-    assert "was not kept" in tab.find("#detail").text
+    assert "was not kept" in tab.detail().text
     assert tab.complaints() == []
 
 
@@ -385,6 +421,7 @@ def test_axe_finds_nothing_serious(tab: Tab, page: str, scheme: str) -> None:
     tab.emulate(prefers_color_scheme=scheme)
     tab.open(page)
     tab.run("arguments[0].click()", tab.field(CULPRIT))
+    tab.detail()
     assert serious(tab) == []
     tab.choose("measure", "end to end, absolute")
     assert serious(tab) == []

@@ -38,13 +38,23 @@ Make = Callable[..., RunResult]
 EVIL = "</script><img src=x onerror=1>\u202e\x1b[2J"
 
 
-def unpack(block: str) -> Any:
+def read(block: str) -> Any:
     return json.loads(gzip.decompress(base64.b64decode(block)))
+
+
+def unpack(blocks: page_data.Blocks) -> Any:
+    """What all blocks say, the columns of each prompt side by side."""
+    data = read(blocks.main)
+    for prompt, details in zip(data["prompts"], blocks.details, strict=True):
+        more = read(details)
+        assert not set(more) & set(prompt["taps"])
+        prompt["taps"] |= more
+    return data
 
 
 def test_block_says_what_the_result_says(sample: Make, spread_out: Make) -> None:
     result = spread_out(sample(Verdict.FAIL))
-    data = unpack(page_data.to_block(result))
+    data = unpack(page_data.to_blocks(result))
     table, prompt = data["prompts"][0]["taps"], result.prompts[0]
     names = data["names"]
     for i, c in enumerate(prompt.comparisons):
@@ -71,7 +81,7 @@ def test_block_says_what_the_result_says(sample: Make, spread_out: Make) -> None
 
 
 def test_block_is_the_same_for_the_same_result(sample: Make) -> None:
-    assert page_data.to_block(sample()) == page_data.to_block(sample())
+    assert page_data.to_blocks(sample()) == page_data.to_blocks(sample())
 
 
 @pytest.mark.parametrize(
@@ -90,9 +100,9 @@ def test_digits_are_those_shown_and_json_has_no_nan(value: float | None, said: o
 
 def test_block_leaves_out_spreads_of_the_healthiest_first(sample: Make, spread_out: Make) -> None:
     result = spread_out(sample(Verdict.FAIL, layers=4), tokens=64)
-    whole = page_data.to_block(result)
-    small = page_data.to_block(result, most_bytes=len(whole) // 2)
-    assert len(small) <= len(whole) // 2
+    whole = page_data.to_blocks(result)
+    small = page_data.to_blocks(result, most_bytes=whole.size // 2)
+    assert small.size <= whole.size // 2
     table = unpack(small)["prompts"][0]["taps"]
     rows = list(zip(table["units"], table["own_spread"], strict=True))
     kept = [units for units, spread in rows if spread is not None]
@@ -101,7 +111,7 @@ def test_block_leaves_out_spreads_of_the_healthiest_first(sample: Make, spread_o
     assert left_out
     assert min(kept) >= max(left_out)
     assert 15760 in kept
-    none = unpack(page_data.to_block(result, most_bytes=1))["prompts"][0]["taps"]
+    none = unpack(page_data.to_blocks(result, most_bytes=1))["prompts"][0]["taps"]
     assert set(none["own_spread"]) == {None}
     assert none["units"] == table["units"]
 
@@ -120,14 +130,18 @@ def test_page_of_32_layers_10_prompts_4_engines_is_below_6_megabytes(
     )
     assert len(to_html(result).encode("utf-8")) < 6_000_000
     # The check can fail: without leaving anything out it would be more.
-    assert len(page_data._pack(page_data.to_data(result))) > 6_000_000
+    assert page_data.pack(result).size > 6_000_000
+    # And what the page opens with is a small part of it.
+    assert len(page_data.to_blocks(result).main) < 1_000_000
 
 
 def test_hostile_text_stays_in_the_block_as_text_made_visible(sample: Make) -> None:
     result = sample()
     prompt = result.prompts[0]
     evil = tuple(replace(c, tap=EVIL, note=EVIL, op=EVIL) for c in prompt.comparisons)
-    data = unpack(page_data.to_block(replace(result, prompts=(replace(prompt, comparisons=evil),))))
+    data = unpack(
+        page_data.to_blocks(replace(result, prompts=(replace(prompt, comparisons=evil),)))
+    )
     assert "</script><img src=x onerror=1>\\u202e\\x1b[2J" in data["names"]
     assert not [name for name in data["names"] if "\u202e" in name or "\x1b" in name]
 
@@ -150,7 +164,7 @@ def test_script_reads_no_markup_and_is_the_one_that_the_policy_names(sample: Mak
 
 
 def test_results_without_spreads_have_a_block_too(sample: Make) -> None:
-    table = unpack(page_data.to_block(sample()))["prompts"][0]["taps"]
+    table = unpack(page_data.to_blocks(sample()))["prompts"][0]["taps"]
     assert set(table["own_spread"]) == {None}
     assert any(units is not None for units in table["units"])
 

@@ -44,7 +44,8 @@ def to_html(result: RunResult) -> str:
         shades=layer_map.SHADES,
         script=Markup(code),  # ours, from the files beside this one
         script_hash=Markup(digest(code)),
-        data=Markup(page_data.to_block(result)),  # base64
+        data=page_data.to_blocks(result),
+        safe=Markup,  # for base64
     )
 
 

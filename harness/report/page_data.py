@@ -1,11 +1,13 @@
-"""The data block of the page: what its script draws from, column by column.
+"""The data blocks of the page: what its script draws from, column by column.
 
 A result of a large run holds tens of thousands of comparisons. As rows of JSON they would be tens
 of megabytes; as columns, with names written once and numbers in as many digits as are shown, and
-compressed, they are a few. The script unpacks them with ``DecompressionStream``.
+compressed, they are a few. The script unpacks them with ``DecompressionStream``: the main block, of
+which the map is drawn, when the page opens, and what a field says beyond that, a block for each
+prompt, when somebody opens one.
 
-Everything that is text passes :func:`harness.report.wording.visible` here, and the block is base64:
-nothing in it can end the element that holds it.
+Everything that is text passes :func:`harness.report.wording.visible` here, and blocks are base64:
+nothing in one can end the element that holds it.
 """
 
 import base64
@@ -13,6 +15,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..result import (
     REFERENCE,
@@ -32,9 +35,9 @@ from . import wording
 from .side_by_side import errors_by_token, shading_pair
 
 FORMAT = "logits-parity/page"
-VERSION = 1
+VERSION = 2
 
-#: Most bytes of the block; of the healthiest taps, the spread is then left out.
+#: Most bytes of all blocks; of the healthiest taps, the spread is then left out.
 MOST_BYTES = 4_500_000
 
 #: Most forward passes that get a name; a result read from a file may say any number.
@@ -59,19 +62,45 @@ class Names:
         return [wording.visible(text) for text in self._numbers]
 
 
-def to_block(result: RunResult, *, most_bytes: int = MOST_BYTES) -> str:
-    """The data of a result, as base64 of gzip of JSON.
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The data of a result, each block base64 of gzip of JSON.
+
+    Attributes:
+        main: What the page opens with.
+        details: What fields say beyond that, a block a prompt.
+    """
+
+    main: str
+    details: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks."""
+        return len(self.main) + sum(map(len, self.details))
+
+
+def to_blocks(result: RunResult, *, most_bytes: int = MOST_BYTES) -> Blocks:
+    """The data of a result.
 
     Args:
         result: Any result, also one of an earlier release.
         most_bytes: Size at which spreads are left out, those of the smallest errors first.
     """
     share = min(1.0, most_bytes / max(1.0, _guess_bytes(result)))
-    packed = _pack(to_data(result, share=share))
-    while len(packed) > most_bytes and share > 0:
-        share = max(0.0, share * most_bytes / len(packed) - 0.05)
-        packed = _pack(to_data(result, share=share))
+    packed = pack(result, share=share)
+    while packed.size > most_bytes and share > 0:
+        share = max(0.0, share * most_bytes / packed.size - 0.05)
+        packed = pack(result, share=share)
     return packed
+
+
+def pack(result: RunResult, *, share: float = 1.0) -> Blocks:
+    """Blocks that keep the spreads of a share of the comparisons, the worst first."""
+    names = Names()
+    floor = _spread_floor(result, share)
+    details = tuple(_pack(_details(p.comparisons, names, result, floor)) for p in result.prompts)
+    return Blocks(_pack(_main(result, names)), details)
 
 
 def _guess_bytes(result: RunResult) -> float:
@@ -92,17 +121,10 @@ def _pack(data: object) -> str:
     return base64.b64encode(packed).decode("ascii")
 
 
-def to_data(result: RunResult, *, share: float = 1.0) -> dict[str, object]:
-    """The data as plain dicts, lists, texts and finite numbers.
-
-    Args:
-        result: What is to be drawn.
-        share: Of how many comparisons to keep the spread; the worst keep theirs.
-    """
-    names = Names()
-    floor = _spread_floor(result, share)
+def _main(result: RunResult, names: Names) -> dict[str, object]:
+    """What the map, growth and tokens are drawn from; it holds the names of all blocks."""
     dtypes = {engine.name: engine.dtype for engine in result.engines}
-    prompts = [_prompt(prompt, names, result, floor) for prompt in result.prompts]
+    prompts = [_prompt(prompt, names) for prompt in result.prompts]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -147,11 +169,11 @@ def digits(value: float | None, most: int = 4) -> float | int | str | None:
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 2**53 else rounded
 
 
-def _prompt(prompt: PromptResult, names: Names, result: RunResult, floor: float) -> object:
+def _prompt(prompt: PromptResult, names: Names) -> object:
     return {
         "name": wording.visible(prompt.name),
         "chunks": [chunk_name(i, prompt.prefill) for i in range(_passes(prompt))],
-        "taps": _columns(prompt.comparisons, names, result, floor),
+        "taps": _columns(prompt.comparisons, names),
         "pairs": _pairs(prompt.pairs, names),
         "shaded_by": _shaded_by(prompt),
         "logits": [_logits(pair, prompt, names) for pair in prompt.logits if pair.positions],
@@ -164,9 +186,26 @@ def _passes(prompt: PromptResult) -> int:
     return min(max(len(prompt.chunks), last + 1), _MOST_PASSES)
 
 
-def _columns(
+def _columns(comparisons: Sequence[Comparison], names: Names) -> dict[str, list[object]]:
+    """What a field of the map shows, a row a comparison."""
+    ends = [c.difference for c in comparisons]
+    return {
+        "candidate": [names.number(c.candidate) for c in comparisons],
+        "chunk": [c.chunk for c in comparisons],
+        "tap": [names.number(c.tap) for c in comparisons],
+        "status": [names.number(c.status.value) for c in comparisons],
+        "note": [names.number(c.note) for c in comparisons],
+        "units": [None if c.local is None else digits(c.local.units) for c in comparisons],
+        "max_abs": [None if end is None else digits(end.max_abs) for end in ends],
+        "magnitude": [None if end is None else digits(end.magnitude) for end in ends],
+    }
+
+
+def _details(
     comparisons: Sequence[Comparison], names: Names, result: RunResult, floor: float
 ) -> dict[str, list[object]]:
+    """What the details of a field say besides, row by row as in :func:`_columns`."""
+
     def column(value: Callable[[Comparison], object]) -> list[object]:
         return [value(c) for c in comparisons]
 
@@ -183,17 +222,10 @@ def _columns(
         ]
 
     return {
-        "candidate": column(lambda c: names.number(c.candidate)),
-        "chunk": column(lambda c: c.chunk),
-        "tap": column(lambda c: names.number(c.tap)),
-        "order": column(lambda c: c.order),
         "op": column(lambda c: names.number(c.op)),
         "axes": column(lambda c: names.number(c.axes)),
         "shape": column(lambda c: names.number(wording.shape(c))),
-        "status": column(lambda c: names.number(c.status.value)),
-        "note": column(lambda c: names.number(c.note)),
         "weights": column(lambda c: len(c.weights)),
-        "units": own(lambda e: digits(e.units)),
         "median": own(lambda e: digits(e.median)),
         "error": own(lambda e: digits(e.error)),
         "bound": own(lambda e: digits(e.bound)),
@@ -201,9 +233,7 @@ def _columns(
         "inherited": own(lambda e: int(e.inherited_bound)),
         "own_worst": own(lambda e: _element(e.worst)),
         "own_spread": spread(lambda c: c.local),
-        "max_abs": end(lambda e: digits(e.max_abs)),
         "mean_abs": end(lambda e: digits(e.mean_abs)),
-        "magnitude": end(lambda e: digits(e.magnitude)),
         "beyond": end(lambda e: e.over),
         "count": end(lambda e: e.count),
         "end_worst": end(lambda e: _element(e.worst)),

@@ -7,7 +7,18 @@ function showDetail(panel, field, data, onClose) {
   const heading = make("h3", { tabindex: -1 }, field.tap);
   const body = make("div", {});
   const label = (row) => `${data.prompts[row.prompt].name}, ${passOf(row, data)}`;
-  const choose = (index) => body.replaceChildren(...describeField(parts[index], data));
+  let chosen = 0;
+  const choose = async (index) => {
+    chosen = index;
+    panel.setAttribute("aria-busy", "true"); // the first time, its block has to be unpacked
+    const shown = await readWhole(parts[index], data).then(
+      (row) => describeField(row, data),
+      (error) => [make("p", {}, `The details cannot be read here (${error.message}).`)],
+    );
+    if (chosen !== index || !body.isConnected) return; // something else was chosen meanwhile
+    body.replaceChildren(...shown);
+    panel.removeAttribute("aria-busy");
+  };
   let chooser = null;
   if (parts.length > 1) {
     const select = make("select", {}, parts.map((row, i) => make("option", { value: i }, label(row))));

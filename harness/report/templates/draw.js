@@ -18,9 +18,11 @@ function draw(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+const GROUPED = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // made once: it takes long
+
 function significant(value, most) {
   const size = Math.abs(value);
-  if (size >= 100 && size < 1e5) return Math.round(value).toLocaleString("en-US");
+  if (size >= 100 && size < 1e5) return GROUPED.format(Math.round(value));
   const rounded = Number(value.toPrecision(most));
   const text = String(rounded);
   return size >= 1e5 || text.length > most + 4 ? toPower(rounded) : text;
@@ -39,7 +41,7 @@ function sayUnits(value) {
   if (value === null || !Number.isFinite(value)) return sayNumber(value);
   if (value === 0) return "0";
   if (Math.abs(value) >= 1e7) return toPower(value, 1);
-  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : value.toFixed(1);
+  return Math.abs(value) >= 1000 ? GROUPED.format(Math.round(value)) : value.toFixed(1);
 }
 
 // Nine digits, to be compared one by one.

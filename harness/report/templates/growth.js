@@ -5,11 +5,16 @@ const RESIDUAL = ["embed", "attn.out", "mlp.out", "resid_mid", "resid_post"];
 // Rounding units of a healthy op; see docs/rounding.md.
 const HEALTHY = 8;
 
+function residualNames(data) {
+  data.residual ??= new Set([...data.names.keys()].filter((i) => RESIDUAL.includes(splitTap(data.names[i]).kind)));
+  return data.residual;
+}
+
 // Of one candidate: [depth, max abs] and, where its dtype is known, [depth, band].
 function growthOf(data, candidate, roundoff, prompt, chunk) {
   const errors = new Map();
   const units = new Map();
-  for (const row of selectRows(data, { a: candidate }, prompt)) {
+  for (const row of selectRows(data, { a: candidate }, prompt, residualNames(data))) {
     if ((chunk >= 0 && row.chunk !== chunk) || row.maxAbs === null) continue;
     const { layer, kind } = splitTap(row.tap);
     const depth = layer === null ? 0 : layer + 1;

@@ -47,32 +47,41 @@ for (const measure of Object.values(MEASURES)) {
     ]);
 }
 
-// What a field shows of one comparison: its text, style and words, and its rank among others.
+const overLimit = (value, measure) => measure === MEASURES.bound && !(value <= 1);
+
+// The rank of a comparison among those of a field.
+function rankRow(row, measure, data) {
+  if (row.status === "unavailable") return [0, 0];
+  if (row.status !== "compared") return [3, 0];
+  const value = measure.value(row, data);
+  if (value === null) return measure.local && row.maxAbs !== null ? [1, row.maxAbs] : [0, 1];
+  const bad = overLimit(value, measure) || Number.isNaN(value);
+  return [bad ? 2 : 1, Number.isNaN(value) ? Infinity : value];
+}
+
+// What a field shows of a comparison: its text, style and words.
 function describeRow(row, measure, data) {
   if (row.status === "unavailable") {
-    return { rank: [0, 0], text: "\u00b7", style: "none", words: `cannot give it (${row.note})` };
+    return { text: "\u00b7", style: "none", words: `cannot give it (${row.note})` };
   }
   if (row.status !== "compared") {
     const text = row.status === "not finite" ? "nan" : "!";
     const note = row.note ? ` (${row.note})` : "";
-    return { rank: [3, 0], text, style: "broken", words: row.status + note };
+    return { text, style: "broken", words: row.status + note };
   }
-  let value = measure.value(row, data);
+  const value = measure.value(row, data);
   if (value === null && measure.local && row.maxAbs !== null) {
     const said = sayNumber(row.maxAbs, 2);
-    const words = `not replayed; max abs ${said} end to end`;
-    return { rank: [1, row.maxAbs], text: said, style: "unreplayed", words };
+    return { text: said, style: "unreplayed", words: `not replayed; max abs ${said} end to end` };
   }
-  if (value === null) return { rank: [0, 1], text: "-", style: "none", words: "no number" };
-  const over = measure === MEASURES.bound && !(value <= 1);
-  const rank = [over || Number.isNaN(value) ? 2 : 1, Number.isNaN(value) ? Infinity : value];
+  if (value === null) return { text: "-", style: "none", words: "no number" };
   const units = row.units === null ? "" : `${sayUnits(row.units)} units, `;
   const end = row.maxAbs === null ? "" : `max abs ${sayNumber(row.maxAbs)} end to end`;
-  const words = `${units}${end}${over ? ", over the limit" : ""}`;
-  return { rank, text: measure.say(value), style: measure.shade(value), words };
+  const words = `${units}${end}${overLimit(value, measure) ? ", over the limit" : ""}`;
+  return { text: measure.say(value), style: measure.shade(value), words };
 }
 
-// Fields by layer and kind; each holds all its comparisons and shows the worst.
+// Fields by layer and kind; each holds all its comparisons, the worst first, which it shows.
 function arrange(rows, measure, data, chunk) {
   const layers = new Map();
   const kinds = new Map();
@@ -83,11 +92,14 @@ function arrange(rows, measure, data, chunk) {
     const place = layer === null ? outside : layers.get(layer) ?? layers.set(layer, new Map()).get(layer);
     if (layer !== null) kinds.set(kind, true);
     const field = place.get(kind) ?? place.set(kind, { tap: row.tap, rows: [] }).get(kind);
-    field.rows.push({ row, shown: describeRow(row, measure, data) });
+    field.rows.push({ row, rank: rankRow(row, measure, data) });
   }
-  const worse = (a, b) => b.shown.rank[0] - a.shown.rank[0] || b.shown.rank[1] - a.shown.rank[1];
+  const worse = (a, b) => b.rank[0] - a.rank[0] || b.rank[1] - a.rank[1];
   for (const place of [outside, ...layers.values()]) {
-    for (const field of place.values()) field.rows.sort(worse);
+    for (const field of place.values()) {
+      field.rows.sort(worse);
+      field.shown = describeRow(field.rows[0].row, measure, data);
+    }
   }
   const sorted = [...layers.keys()].sort((a, b) => a - b);
   return { layers: sorted.map((layer) => [layer, layers.get(layer)]), kinds: [...kinds.keys()], outside };
@@ -132,7 +144,7 @@ class LayerMap {
 
   cell(field, data) {
     if (!field) return make("td", { class: "absent" });
-    const { row, shown } = field.rows[0];
+    const { rows: [{ row }], shown } = field;
     const where = `${passOf(row, data)} of ${data.prompts[row.prompt].name}`;
     const words = `${field.tap}: ${shown.words}; ${where}`;
     // The name holds the text that is seen, for those who speak to their computer.

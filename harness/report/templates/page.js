@@ -118,17 +118,20 @@ function startTokens(data) {
 async function start() {
   const explorer = document.getElementById("explorer");
   try {
-    const data = await unpack();
+    const data = await unpack("data");
+    data.details = new DetailBlocks();
     startExplorer(data);
+    explorer.hidden = false;
+    document.documentElement.dataset.ready = "map";
+    await whenRead();
     startTokens(data);
+    document.documentElement.dataset.ready = "yes";
   } catch (error) {
+    explorer.hidden = true;
+    delete document.documentElement.dataset.ready;
     document.getElementById("trouble").textContent =
       `The interactive map cannot be drawn here (${error.message}). The maps below are of each candidate's worst prompt.`;
-    return;
   }
-  explorer.hidden = false;
-  document.getElementById("static-maps").classList.add("print-only");
-  document.documentElement.dataset.ready = "yes";
 }
 
 start();
