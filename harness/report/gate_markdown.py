@@ -7,6 +7,7 @@ from . import gate_story
 from . import gate_words as words
 from .markdown_blocks import MOST, Block, cause, fit, fold, labelled, row, table
 from .markdown_escape import code, fenced, html_code, prose
+from .wording import count
 
 _MARKS = {
     GateVerdict.SAME: ":white_check_mark:",
@@ -82,7 +83,7 @@ def _passes(result: GateResult) -> Iterator[Block]:
         for side, names in (("before", each.only_before), ("after", each.only_after)):
             if names:
                 yield fold(
-                    f"Only {side}, in pass {html_code(each.name)}: {len(names)} intermediates",
+                    f"Only {side}, in pass {html_code(each.name)}: {count(len(names), 'intermediate')}",
                     "",
                     [f"- {code(name)}" for name in names],
                 )
@@ -101,10 +102,11 @@ def _facts(result: GateResult) -> Iterator[Block]:
         for each in deciding
     ]
     yield Block(table("**This alone makes it another model**", ("", *words.FACT_HEADINGS)), rows)
-    for kind, facts in words.facts_by_kind(result):
+    for kind in words.kinds(result):
+        facts = (*kind.telling, *kind.idle)
         head = table("", words.FACT_HEADINGS)
         cells = [row(*map(code, words.fact_cells(each))) for each in facts]
-        yield fold(f"{html_code(kind)}: {len(facts)} not as before", head, cells)
+        yield fold(f"{html_code(kind.title)}: {len(facts)} not as before", head, cells)
 
 
 def _taps(result: GateResult) -> Iterator[Block]:

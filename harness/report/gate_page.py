@@ -7,10 +7,7 @@ from itertools import zip_longest
 
 from ..gate.result import GateResult, PassChange, PositionChange, TapChange, TapState
 from . import gate_words as words
-from .wording import NONE, count, short
-
-#: Facts of one kind that are shown without being asked for.
-_OPEN_FACTS = 12
+from .wording import NONE, short
 
 #: Decades to each side of the limit at most.
 _MOST_DECADES = 8
@@ -175,29 +172,3 @@ def generated(each: PassChange) -> list[Tokens]:
 
 def _token(token_id: int | None) -> str:
     return NONE if token_id is None else str(token_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is not as before of one kind.
-
-    Attributes:
-        rows: What, before, after, and whether it decides.
-        opened: Whether they are shown without being asked for.
-    """
-
-    title: str
-    rows: tuple[tuple[str, str, str, bool], ...]
-    opened: bool
-
-
-def facts(result: GateResult) -> list[Facts]:
-    """What changed besides numbers, by kind; long lists are closed unless something decides."""
-    return [
-        Facts(
-            f"{kind}: {count(len(each), 'difference')}",
-            tuple((*words.fact_cells(one), one.decides) for one in each),
-            len(each) <= _OPEN_FACTS or any(one.decides for one in each),
-        )
-        for kind, each in words.facts_by_kind(result)
-    ]

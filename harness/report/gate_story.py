@@ -70,16 +70,14 @@ def _detail(text: str) -> str:
 
 def _suspicion(result: GateResult) -> str:
     """What differs besides numbers: not proven to be the cause."""
-    for name in _SUSPECTS:
-        facts = [each for each in result.facts if each.kind == name]
+    found = {kind.title: kind.telling for kind in words.kinds(result)}
+    for title in map(words.kind_name, _SUSPECTS):
+        facts = found.get(title, ())
         if facts:
             shown = "; ".join(f"{each.what} {words.moved(each)}" for each in facts[:_MOST])
             more = len(facts) - _MOST
             rest = f" and {more} more" if more > 0 else ""
-            return (
-                "Not known. The first suspect, for it is not as before:"
-                f" {words.kind_name(name)}: {shown}{rest}."
-            )
+            return f"Not known. The first suspect, for it is not as before: {title}: {shown}{rest}."
     return "Not known: nothing but the numbers differs."
 
 

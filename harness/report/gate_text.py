@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.result import Divergence, FactChange, GateResult, GateVerdict
+from ..gate.result import Divergence, GateResult, GateVerdict
 from . import gate_story
 from . import gate_words as words
 from .tables import Fitting, open_table
@@ -74,8 +74,8 @@ def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
         yield diagnosis_card(diagnosis)
     if result.passes:
         yield _passes(result, gap)
-    for kind, facts in words.facts_by_kind(result):
-        yield _facts(kind, facts, gap, _FEW if result.exit_code == 0 else _MOST)
+    for kind in words.kinds(result):
+        yield _facts(kind, gap, _FEW if result.exit_code == 0 else _MOST)
     if result.taps:
         yield _taps(result, gap)
     if result.replayed:
@@ -126,16 +126,23 @@ def _passes(result: GateResult, gap: int) -> RenderableType:
     return Fitting(table)
 
 
-def _facts(kind: str, facts: list[FactChange], gap: int, most: int) -> RenderableType:
-    table = open_table(kind, gap)
-    for heading in words.FACT_HEADINGS:
-        table.add_column(heading, overflow="fold", ratio=1)
-    for each in facts[:most]:
-        style = "bold red" if each.decides else ""
-        table.add_row(*(Text(visible(cell), style=style) for cell in words.fact_cells(each)))
-    more = len(facts) - most
-    rest = [Text(f"... and {more} more", style="dim")] if more > 0 else []
-    return Group(Fitting(table), *rest)
+def _facts(kind: words.Kind, gap: int, most: int) -> RenderableType:
+    parts: list[RenderableType] = []
+    if kind.telling:
+        table = open_table(visible(kind.title), gap)
+        for heading in words.FACT_HEADINGS:
+            table.add_column(heading, overflow="fold", ratio=1)
+        for each in kind.telling[:most]:
+            style = "bold red" if each.decides else ""
+            table.add_row(*(Text(visible(cell), style=style) for cell in words.fact_cells(each)))
+        parts.append(Fitting(table))
+    else:
+        parts.append(Text(visible(kind.title), style="bold"))
+    more = len(kind.telling) - most
+    rest = [f"{more} more", words.idle_title(kind)] if more > 0 else [words.idle_title(kind)]
+    parts += [Text(f"... and {line}" if kind.telling else line, style="dim")
+              for line in rest if line]  # fmt: skip
+    return Group(*parts)
 
 
 def _taps(result: GateResult, gap: int) -> RenderableType:

@@ -1,7 +1,8 @@
 """What the views of a gate say, in words and rows: one wording for terminal, Markdown and page."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from ..gate.result import (
     Divergence,
@@ -38,7 +39,11 @@ MEANINGS = {
     GateVerdict.NOT_COMPARABLE: "Nothing is said about the model. This is not a pass.",
 }
 
-#: Headings of :func:`fact_rows`, and of :func:`tap_cells`.
+#: Values of a key that nobody gave one, and those that switch nothing on.
+_NOT_SET = frozenset({"", "null"})
+_OFF = _NOT_SET | {"false", "0", "[]", "{}"}
+
+#: Headings of :func:`fact_cells`, of :func:`tap_cells` and of :func:`pass_cells`.
 FACT_HEADINGS = ("what", "before", "after")
 TAP_HEADINGS = (
     *("intermediate", "pass", "step", "state"),
@@ -213,13 +218,45 @@ def leading(before: Sequence[int], after: Sequence[int]) -> int:
     return next((i for i, (x, y) in pairs if x != y), min(len(before), len(after)))
 
 
-def facts_by_kind(result: GateResult) -> list[tuple[str, list[FactChange]]]:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is not as before of one kind.
+
+    Attributes:
+        telling: What may matter, what decides first.
+        idle: What is on one side alone and switches nothing on: null, false, zero, empty, or a
+            default of generation among those of the config. Releases move such keys by the dozen.
+    """
+
+    title: str
+    telling: tuple[FactChange, ...]
+    idle: tuple[FactChange, ...]
+
+
+def kinds(result: GateResult) -> list[Kind]:
     """What else is not as before, by kind, what matters most first."""
     groups: dict[str, list[FactChange]] = {}
     for each in result.facts:
         groups.setdefault(each.kind, []).append(each)
+    generation = {each.what for each in groups.get("generation", ())}
     order = [*KINDS, *(kind for kind in groups if kind not in KINDS)]
-    return [(kind_name(kind), groups[kind]) for kind in order if kind in groups]
+    found = []
+    for kind in order:
+        idle = tuple(each for each in groups.get(kind, ()) if _idle(each, generation))
+        telling = tuple(each for each in groups.get(kind, ()) if each not in idle)
+        if telling or idle:
+            found.append(Kind(kind_name(kind), telling, idle))
+    return found
+
+
+def _idle(each: FactChange, generation: Set[str]) -> bool:
+    if each.kind not in ("config", "default", "generation") or each.decides:
+        return False
+    off = {each.before, each.after} <= _OFF
+    if each.kind == "config":
+        return off
+    alone = not {each.before, each.after}.isdisjoint(_NOT_SET)
+    return off or (alone and (each.kind == "generation" or each.what in generation))
 
 
 def kind_name(kind: str) -> str:
@@ -255,6 +292,12 @@ def side_table(result: GateResult) -> list[tuple[str, str, str, bool]]:
 def most_telling(result: GateResult) -> tuple[TapChange, ...]:
     """Intermediates that differ by more than rounding; all that are not the same if none does."""
     return tuple(each for each in result.taps if each.state.differs) or result.taps
+
+
+def idle_title(kind: Kind) -> str:
+    """What stands for the idle ones where they are not shown; empty for none."""
+    more = "more, " if kind.telling else ""
+    return f"{len(kind.idle)} {more}not set on one side, or off on both" if kind.idle else ""
 
 
 def left_out(result: GateResult, shown: int) -> str:
