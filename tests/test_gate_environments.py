@@ -363,6 +363,52 @@ def test_another_torch_is_installed_when_it_is_asked_for(tmp_path: Path) -> None
     assert "gigabytes where the index offers builds for CUDA" in said[0]
 
 
+@pytest.fixture
+def _uv(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of pip, the uv that tests install, with a cache of its own."""
+    import uv
+
+    words = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(index), "UV_CACHE_DIR": str(tmp_path / "uv")}
+    words |= {"LOGITS_PARITY_INSTALLER": "uv", "UV_NO_CONFIG": "1"}
+    words |= {"PATH": f"{Path(uv.find_uv_bin()).parent}{os.pathsep}{os.environ['PATH']}"}
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("_uv")
+def test_uv_makes_the_same_as_pip(kept: Kept, tmp_path: Path) -> None:
+    said: list[str] = []
+    found = environment(WANTED, say=said.append, folder=tmp_path / "kept")
+    assert found.versions == kept[1].versions
+    theirs, ours = (read_made(e.python.parent.parent) for e in (kept[1], found))
+    assert theirs is not None
+    assert ours is not None
+    assert (theirs.own, theirs.tool, ours.tool) == (ours.own, "pip", "uv")
+    assert "(uv)" in said[0]
+    torch = environment(parse_wanted("torch==99.0"), say=said.append, folder=tmp_path / "kept")
+    assert torch.versions["torch"] == "99.0"
+
+
+@pytest.mark.usefixtures("_uv")
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("tinylib==9.0", NoSuchRelease, "found none of version 9.0; near it are 4.0, 5.0"),
+        ("tinylib==5.0", CannotInstall, "3.99"),
+        ("tinylib==3.0,otherlib==1.0", CannotInstall, "uv says\n"),
+        ("oldlib==1.0", CannotInstall, "found a requirement of torch<1, not 2"),
+    ],
+)
+def test_what_uv_refuses_is_told_as_of_pip(
+    tmp_path: Path, text: str, kind: type[BuildError], words: str
+) -> None:
+    with pytest.raises(BuildError) as told:
+        environment(parse_wanted(text), say=lambda line: None, folder=tmp_path / "kept")
+    assert type(told.value) is kind
+    assert words in str(told.value)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [".locks"]
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BuildError, match="expected a cache folder that can be written"):

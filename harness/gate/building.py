@@ -13,7 +13,7 @@ from .index import listed_releases
 from .refusals import refusal
 from .sharing import Package
 from .tools import Ran, Say, Tool, choose_tool, run_tool
-from .wanted import Wanted, holding
+from .wanted import Wanted, holding, unsatisfied
 
 SHARED_FILE = "_logits_parity_shared.pth"
 _TEMPORARY = ".tmp"
@@ -206,7 +206,7 @@ def look(python: Path) -> dict[str, Package]:
 
 
 def _check(plan: Plan, folder: Path, found: dict[str, Package], tool: Tool) -> None:
-    """What was asked for is there, and torch is the shared one."""
+    """What was asked for is there, torch is the shared one, and all of its own goes together."""
     asked = plan.wanted.releases | ({"torch": plan.torch} if plan.torch else {})
     for name, version in asked.items():
         there = found.get(name)
@@ -218,3 +218,12 @@ def _check(plan: Plan, folder: Path, found: dict[str, Package], tool: Tool) -> N
                 advice="look at the settings of pip or uv: one that installs elsewhere (target,"
                 " prefix) or overrides versions keeps an environment from being made",
             )
+    versions = {name: package.version for name, package in found.items()}
+    own = [package for package in found.values() if package.folder.startswith(str(folder))]
+    if wrong := [line for package in own for line in unsatisfied(package.requires, versions)]:
+        raise CannotInstall(
+            f"environment with {plan.wanted}",
+            expected="releases that go together, with the torch that is shared",
+            found=f"a requirement of {'; '.join(sorted(set(wrong)))}",
+            advice="ask for a torch that goes with them as well (torch==X), or for other releases",
+        )
