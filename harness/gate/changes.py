@@ -14,6 +14,7 @@ _UNTOLD = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "n
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _PLACE = re.compile(r"(?:/[\w.+-]+)+/([\w.-]+\.py):\d+")
 _LONGEST = 160
+_NULL = "null"
 
 
 def changes(before: Facts, after: Facts) -> tuple[FactChange, ...]:
@@ -25,7 +26,7 @@ def changes(before: Facts, after: Facts) -> tuple[FactChange, ...]:
         *_named(before, after),
         *_weights(before, after),
         *_modules(before, after),
-        *_mapping("generation", before.generation_config or {}, after.generation_config or {}),
+        *_generation(before, after),
         *_tokenizer(before, after),
         *_caches(before, after),
         *_warnings(before, after),
@@ -34,15 +35,44 @@ def changes(before: Facts, after: Facts) -> tuple[FactChange, ...]:
 
 
 def _mapping(
-    kind: str, before: Mapping[str, Any], after: Mapping[str, Any]
+    kind: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    defaults: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> Iterator[FactChange]:
+    """What two mappings differ in; null says as much as absence.
+
+    Args:
+        kind: Of the changes.
+        before: Before.
+        after: After.
+        defaults: What the library has of its own on each side: a key that one side lacks is of no
+            interest where the other one has just that.
+    """
     x, y = dict(_flat(before)), dict(_flat(after))
+    usual = [dict(_flat(each)) for each in defaults]
+    found: dict[str, tuple[str, str]] = {}
     for key in dict.fromkeys([*x, *y]):
-        if key.rsplit(".", 1)[-1] in _UNTOLD:
+        a, b = x.get(key, _NULL), y.get(key, _NULL)
+        untold = key.rsplit(".", 1)[-1] in _UNTOLD
+        alone = (b == _NULL and usual[0].get(key) == a) or (a == _NULL and usual[1].get(key) == b)
+        if a != b and not untold and not alone:
+            found[key] = (a, b)
+    for key, (a, b) in sorted(found.items(), key=lambda item: _NULL in item[1]):
+        yield FactChange(kind, *_moved(key, a, b, found))
+
+
+def _moved(key: str, a: str, b: str, found: Mapping[str, tuple[str, str]]) -> tuple[str, str, str]:
+    """A key that went elsewhere with its value says where to."""
+    name = key.rsplit(".", 1)[-1]
+    for other, (was, now) in found.items():
+        if other == key or other.rsplit(".", 1)[-1] != name:
             continue
-        a, b = x.get(key, ""), y.get(key, "")
-        if a != b:
-            yield FactChange(kind, key, _cut(a), _cut(b))
+        if b == was == _NULL and a == now:
+            return key, a, f"moved to {other}"
+        if a == now == _NULL and b == was:
+            return key, f"was {other}", b
+    return key, "" if a == _NULL else _cut(a), "" if b == _NULL else _cut(b)
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -56,7 +86,7 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+        return {True: "true", False: "false", None: _NULL}[value]
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # 10000.0 and 10000 are the same number
     return str(value)
@@ -78,9 +108,25 @@ def _machine(before: Facts, after: Facts) -> Iterator[FactChange]:
 def _config(before: Facts, after: Facts) -> Iterator[FactChange]:
     """Keys as parsed; where the file does not have a key, its default has changed."""
     written = {key.split(".")[0] for key, _ in _flat(after.config_as_saved or {})}
-    for each in _mapping("config", before.config or {}, after.config or {}):
+    usual = (before.config_defaults or {}, after.config_defaults or {})
+    for each in _mapping("config", before.config or {}, after.config or {}, usual):
         kind = "config" if each.what.split(".")[0] in written else "default"
         yield FactChange(kind, each.what, each.before, each.after)
+
+
+def _generation(before: Facts, after: Facts) -> Iterator[FactChange]:
+    """What ``generate`` does unless told otherwise: for this model, and for any."""
+    usual = (before.generation_defaults or {}, after.generation_defaults or {})
+    own = [
+        {key: value for key, value in (facts.generation_config or {}).items() if value is not None}
+        for facts in (before, after)
+    ]
+    yield from _mapping("generation", own[0], own[1], usual)
+    a, b = (dict(_flat(each)) for each in usual)
+    for key in a:
+        # A release that leaves a default open until it generates writes null for it.
+        if key in b and key not in _UNTOLD and _NULL not in (a[key], b[key]) and a[key] != b[key]:
+            yield FactChange("generation", f"default of {key}", _cut(a[key]), _cut(b[key]))
 
 
 def _named(before: Facts, after: Facts) -> Iterator[FactChange]:
@@ -173,7 +219,8 @@ def _tokenizer(before: Facts, after: Facts) -> Iterator[FactChange]:
     a, b = before.tokenizer, after.tokenizer
     if a is None or b is None:
         if (a is None) != (b is None):
-            yield FactChange("tokenizer", "class", *(("there", "none") if a else ("none", "there")))
+            loads = [_tokenizer_failure(facts) for facts in (before, after)]
+            yield FactChange("tokenizer", "loads", *loads, decides=True)
         return
     if a.class_name != b.class_name:
         yield FactChange("tokenizer", "class", a.class_name, b.class_name)
@@ -183,6 +230,14 @@ def _tokenizer(before: Facts, after: Facts) -> Iterator[FactChange]:
             what = f"token ids of {name!r}"
             yield FactChange("tokenizer", what, _ids(was, now), _ids(now, was), decides=True)
     yield from _mapping("tokenizer", a.special, b.special)
+
+
+def _tokenizer_failure(facts: Facts) -> str:
+    """Why the tokenizer of one side did not load; ``yes`` if it did."""
+    if facts.tokenizer is not None:
+        return "yes"
+    failed = next((each for each in facts.failures if each.stage == "tokenizer"), None)
+    return _cut(f"{failed.type}: {' '.join(failed.message.split())}") if failed else "no"
 
 
 def _ids(ids: Sequence[int], others: Sequence[int]) -> str:

@@ -309,7 +309,9 @@ class Facts:
         config_class: Class of the config.
         config: The config as the library understood it.
         config_as_saved: The config file as it stands.
-        generation_config: Defaults of ``generate``.
+        config_defaults: What the library's config of no model in particular has.
+        generation_config: Defaults of ``generate`` for this model.
+        generation_defaults: Those of no model in particular.
         attention: Attention implementation that was chosen.
         dtype: Of the parameters.
         modules: In the model's order.
@@ -331,7 +333,9 @@ class Facts:
     config_class: str | None = None
     config: Mapping[str, Any] | None = None
     config_as_saved: Mapping[str, Any] | None = None
+    config_defaults: Mapping[str, Any] | None = None
     generation_config: Mapping[str, Any] | None = None
+    generation_defaults: Mapping[str, Any] | None = None
     attention: str | None = None
     dtype: str | None = None
     modules: tuple[Module, ...] = ()
