@@ -12,16 +12,28 @@ from .result import FORMAT, VERSION, RunResult
 
 
 def schema() -> dict[str, Any]:
-    """The schema, of JSON Schema's draft 2020-12. Properties that it does not name are allowed."""
+    """The schema of results, of JSON Schema's draft 2020-12."""
+    return schema_of(RunResult, "RunResult", FORMAT, VERSION)
+
+
+def schema_of(kind: type, name: str, form: str, version: int) -> dict[str, Any]:
+    """The schema of a dataclass's documents. Properties that it does not name are allowed.
+
+    Args:
+        kind: The dataclass.
+        name: What it is called.
+        form: What its documents say under ``format``.
+        version: And under ``version``.
+    """
     import msgspec
 
-    made = msgspec.json.schema(RunResult, schema_hook=_anything)
+    made = msgspec.json.schema(kind, schema_hook=_anything)
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"{FORMAT}, version {VERSION}",
+        "title": f"{form}, version {version}",
     }
-    whole = made["$defs"]["RunResult"]
-    whole["properties"] |= {"format": {"const": FORMAT}, "version": {"const": VERSION}}
+    whole = made["$defs"][name]
+    whole["properties"] |= {"format": {"const": form}, "version": {"const": version}}
     # They have defaults in Python alone: a document that lacks them is refused.
     whole["required"] = [*whole["required"], "format", "version"]
     return head | made
@@ -36,7 +48,12 @@ def _anything(kind: type) -> dict[str, Any]:
 
 def text() -> str:
     """The schema as a file holds it."""
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return written(schema())
+
+
+def written(made: dict[str, Any]) -> str:
+    """A schema as a file holds it."""
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

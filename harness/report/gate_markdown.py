@@ -81,12 +81,9 @@ def _passes(result: GateResult) -> Iterator[Block]:
     yield Block(table("**Passes**", words.PASS_HEADINGS, 7), rows)
     for each in result.passes:
         for side, names in (("before", each.only_before), ("after", each.only_after)):
-            if names:
-                yield fold(
-                    f"Only {side}, in pass {html_code(each.name)}: {count(len(names), 'intermediate')}",
-                    "",
-                    [f"- {code(name)}" for name in names],
-                )
+            title = f"Only {side}, in pass {html_code(each.name)}"
+            lines = [f"- {code(name)}" for name in names]
+            yield fold(f"{title}: {count(len(names), 'intermediate')}", "", lines)
 
 
 def _pass_row(each: PassChange) -> str:
