@@ -389,6 +389,28 @@ def test_weights_are_filled_by_what_they_are_and_buffers_stay() -> None:
     assert model.kept.tolist() == [1.0, 1.0]
 
 
+class Tied(torch.nn.Module):
+    """An embedding and a head, one matrix or two."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+
+def test_what_is_tied_changes_no_number_of_the_embedding() -> None:
+    models = [Tied(tied=tied) for tied in (True, False)]
+    for model in models:
+        fill(model)
+    assert torch.equal(models[0].embed.weight, models[1].embed.weight)
+    assert torch.equal(models[0].head.weight, models[0].embed.weight)
+    assert not torch.equal(models[1].head.weight, models[1].embed.weight)
+
+
 # What is written ----------------------------------------------------------------------------------
 
 

@@ -110,6 +110,8 @@ def test_a_pass_that_fails_keeps_no_other_from_running(made: Record) -> None:
     assert (failed["broken"].stage, failed["broken"].type) == ("pass:broken", "ValueError")
     assert failed["unknown"] is not None
     assert "sdpa_of_tomorrow" in failed["unknown"].message
+    assert "<packages>/transformers/models/llama" in failed["broken"].traceback
+    assert "<recorder>/running.py" in failed["broken"].traceback
     assert made.facts.failed == made.facts.failures[0] == failed["broken"]
     assert [each.name for each in made.facts.passes] == [each.name for each in PASSES]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ def main(path: str) -> None:
     """
     request = json.loads(Path(path).read_text())
     output = Path(request["output"])
-    hidden = {request["model"] or "\0": "<model>", str(output): "<output>"}
-    stages = Stages(output, hidden)
+    stages = Stages(output, _hidden(request))
     facts: dict[str, Any] = dict(FORMAT)
     with heard(lambda: stages.now, stages.cleaned) as warnings:
         with stages.stage("request"):
@@ -33,6 +33,16 @@ def main(path: str) -> None:
     facts["failures"] = stages.failures
     facts["warnings"] = warnings
     _write(output / "facts.json", facts)
+
+
+def _hidden(request: dict[str, Any]) -> dict[str, str]:
+    """Places that differ from one machine to the next, longest first, and what to call them."""
+    found = {request["output"]: "<output>", str(Path(__file__).parent): "<recorder>"}
+    if request["model"]:
+        found[request["model"]] = "<model>"
+    found |= {path: "<packages>" for path in sys.path if path.endswith("-packages")}
+    found[os.path.dirname(os.__file__)] = "<python>"
+    return {path: found[path] for path in sorted(found, key=len, reverse=True)}
 
 
 def _check(request: dict[str, Any]) -> None:
