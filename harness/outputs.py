@@ -145,7 +145,7 @@ class Outputs:
     def _write_together(self, sections: Sequence[str], suites: "Sequence[Element]") -> None:
         """Add cases to the files of all of them."""
         from .report.files import write_together
-        from .report.junit import document
+        from .report.junit_xml import document
         from .report.markdown import join
 
         self._sections += sections

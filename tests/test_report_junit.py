@@ -6,7 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.report.junit import document, error_suite, suite, to_junit
+from harness.report.junit import error_suite, suite, to_junit
+from harness.report.junit_xml import document
 from harness.result import Cause, Diagnosis, Evidence, RunResult, TapStatus, Verdict
 
 Sample = Callable[..., RunResult]

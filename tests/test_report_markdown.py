@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.report.markdown import MOST, error_view, join, to_markdown
+from harness.report.markdown import error_view, join, to_markdown
+from harness.report.markdown_blocks import MOST
 from harness.report.markdown_escape import code, fenced, html_code, link, prose
 from harness.result import Cause, Diagnosis, Evidence, Greedy, RunResult, Verdict
 
