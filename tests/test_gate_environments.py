@@ -409,6 +409,23 @@ def test_what_uv_refuses_is_told_as_of_pip(
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".locks"]
 
 
+def test_without_pip_the_one_of_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_pip(name: str) -> object:
+        return None if name == "pip" else find_spec(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", without_pip)
+    found = environment(parse_wanted("tinylib==1.0"), say=lambda line: None, folder=tmp_path)
+    made = read_made(found.python.parent.parent)
+    assert made is not None
+    assert list(made.own) == ["tinylib"]  # neither pip nor setuptools in front of what is shared
+    assert releases("tinylib", say=none_said, cache_dir=tmp_path)[:2] == ["1.0", "2.0"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BuildError, match="expected uv, pip or Python's module ensurepip"):
+        environment(parse_wanted("tinylib==2.0"), say=lambda line: None, folder=tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BuildError, match="expected a cache folder that can be written"):

@@ -12,7 +12,7 @@ from ..errors import BuildError, CannotInstall
 from .index import listed_releases
 from .refusals import refusal
 from .sharing import Package
-from .tools import Ran, Say, Tool, choose_tool, run_tool
+from .tools import Ran, Say, Tool, choose_tool, pip_command, run_tool
 from .wanted import Wanted, holding, unsatisfied
 
 SHARED_FILE = "_logits_parity_shared.pth"
@@ -84,7 +84,7 @@ def build(plan: Plan, folder: Path, *, say: Say) -> tuple[Tool, dict[str, Packag
     say(f"making an environment with {plan.wanted} ({tool}); {_about_torch(plan)}")
     temporary = folder / _TEMPORARY
     temporary.mkdir()
-    python = _make_empty(plan, folder, tool, say=say)
+    python = _make_empty(plan, folder, say=say)
     install = _with_pip if tool == "pip" else _with_uv
     ran = install(plan, python, temporary, say=say)
     if ran.code != 0:
@@ -110,25 +110,17 @@ def _about_torch(plan: Plan) -> str:
     return "no torch is installed here to share"
 
 
-def _make_empty(plan: Plan, folder: Path, tool: Tool, *, say: Say) -> Path:
+def _make_empty(plan: Plan, folder: Path, *, say: Say) -> Path:
     """An environment with nothing of its own; its Python."""
-    bare = tool == "uv" or "pip" in plan.installed
-    command = [
-        sys.executable,
-        "-I",
-        "-m",
-        "venv",
-        *(["--without-pip"] if bare else []),
-        str(folder),
-    ]
+    command = [sys.executable, "-I", "-m", "venv", "--without-pip", str(folder)]
     ran = run_tool(command, temporary=folder / _TEMPORARY, say=say)
     python = folder / "bin" / "python"
     if ran.code != 0 or not python.exists():
         raise BuildError(
             "environment",
-            expected="a Python that can make environments (its modules venv and ensurepip)",
+            expected="a Python that can make environments (its module venv)",
             found=ran.text[-500:] or f"{sys.executable} -m venv made none",
-            advice="install them (on Debian: python3-venv), or uv, or pip into this environment",
+            advice="install it (on Debian: python3-venv), or run parity in another Python",
         )
     places = list((folder / "lib").glob("python*/site-packages"))
     lines = "".join(f"{path}\n" for path in plan.shared)
@@ -140,7 +132,15 @@ def _with_pip(plan: Plan, python: Path, temporary: Path, *, say: Say) -> Ran:
     """Pip sees the shared packages, and installs what does not fit or is not there."""
     limits = temporary / "constraints.txt"
     limits.write_text(f"torch=={plan.torch}\n" if plan.torch else "", encoding="utf-8")
-    command = [str(python), "-I", "-m", "pip", "install", "--no-input", "--no-compile"]
+    pip = pip_command(python)
+    if pip is None:
+        raise BuildError(
+            "environment",
+            expected="uv, pip or Python's module ensurepip, to install with",
+            found="none of them",
+            advice="install pip into this environment, or uv (on Debian: python3-pip)",
+        )
+    command = [*pip, "install", "--no-input", "--no-compile"]
     command += ["--no-warn-script-location", "--disable-pip-version-check", "-c", str(limits)]
     return run_tool([*command, *plan.requirements], temporary=temporary, say=say)
 

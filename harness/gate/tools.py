@@ -113,6 +113,7 @@ def variables() -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     words = {"NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", "PIP_PROGRESS_BAR": "off"}
+    words |= {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}  # a file may say otherwise
     if kept.get("PIP_RETRIES") == "0":
         words["PIP_RETRIES"] = "1"  # only on trying again does pip say that nobody answers
     return kept | words
@@ -127,19 +128,25 @@ def variables_of_uv_for_pip() -> dict[str, str]:
     return found
 
 
-def pip_command() -> list[str] | None:
-    """How to run pip to ask an index; None if there is none on this machine.
+def pip_command(python: Path | None = None) -> list[str] | None:
+    """How to run pip; None if there is none on this machine.
 
-    That of this environment, else the one that Python brings along to make others with, else uv's.
+    That of this environment, else the one that Python brings along to make others with, which runs
+    from its archive, else uv's.
+
+    Args:
+        python: The Python that it is to install for, which shares the packages of this one; None
+            for this one.
     """
+    interpreter = str(python or sys.executable)
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-I", "-m", "pip"]
+        return [interpreter, "-I", "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
     if spec is not None and spec.origin is not None:
         for wheel in sorted((Path(spec.origin).parent / "_bundled").glob("pip-*.whl")):
-            return [sys.executable, "-I", str(wheel / "pip")]
+            return [interpreter, "-I", str(wheel / "pip")]
     uv = shutil.which("uv")
-    return [uv, "tool", "run", "pip"] if uv else None
+    return [uv, "tool", "run", "pip"] if uv and python is None else None
 
 
 def choose_tool() -> Tool:
