@@ -313,8 +313,13 @@ def test_another_torch_is_another_environment(kept: Kept, monkeypatch: pytest.Mo
         environment(WANTED, say=none_said, folder=kept[0], offline=True)
 
 
-def test_a_damaged_one_is_made_again_and_what_died_is_removed(kept: Kept, tmp_path: Path) -> None:
+def test_a_damaged_one_is_made_again_and_what_died_is_removed(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, said = tmp_path / "copy", list[str]()
+    told = "[install]\nuser = true\n[global]\nrequire-virtualenv = true\n"
+    (tmp_path / "pip.conf").write_text(told)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     shutil.copytree(kept[0], folder, symlinks=True)
     target = folder / kept[1].python.parent.parent.name
     dead = folder / f"{target.name}.part-dead"
@@ -420,7 +425,6 @@ def test_without_pip_the_one_of_python_does(
     made = read_made(found.python.parent.parent)
     assert made is not None
     assert list(made.own) == ["tinylib"]  # neither pip nor setuptools in front of what is shared
-    assert releases("tinylib", say=none_said, cache_dir=tmp_path)[:2] == ["1.0", "2.0"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BuildError, match="expected uv, pip or Python's module ensurepip"):
         environment(parse_wanted("tinylib==2.0"), say=lambda line: None, folder=tmp_path)
