@@ -15,7 +15,7 @@ import typer
 
 from .cli_environments import environments
 from .cli_faults import faults
-from .cli_gate import baseline, gate, upgrade
+from .cli_gate import baseline, bisect, gate, upgrade
 from .cli_laws import laws
 from .cli_report import index, report
 from .cli_trace import diff, trace
@@ -46,6 +46,7 @@ app.command()(seeds)
 app.command()(baseline)
 app.command()(gate)
 app.command()(upgrade)
+app.command()(bisect)
 app.command()(environments)
 app.add_typer(faults, name="faults")
 app.add_typer(laws, name="laws")

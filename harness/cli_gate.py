@@ -200,6 +200,78 @@ def upgrade(
     raise typer.Exit(worst(codes))
 
 
+def bisect(
+    *,
+    good: Annotated[str, typer.Option(help="A release in which the model is as it should be.")],
+    bad: Annotated[str, typer.Option(help="One in which it is not; newer or older.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Path, hub id or package:PKG/FILE.")],
+    package: Annotated[str, typer.Option(help="Whose releases these are.")] = "transformers",
+    resave: Annotated[
+        bool, typer.Option("--resave", help="All load what --good saves of the model.")
+    ] = False,
+    prompt: _Prompts = None,
+    tokens: _Tokens = None,
+    dtype: _Dtype = "float32",
+    attention: _Attention = None,
+    threads: _Threads = 1,
+    decode: _Decode = 1,
+    generate: _Generate = 8,
+    offline: _Offline = False,
+    trust_remote_code: _Trust = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps what was judged, to go on from; in the report folder if absent."
+        ),
+    ] = None,
+    json_file: _Json = None,
+    markdown: _Markdown = None,
+    junit: _Junit = None,
+    report_dir: _ReportDir = Path("reports"),
+    no_report: _NoReport = False,
+    debug: _Debug = False,
+) -> None:
+    """Find the release that changed a model, in halving steps, or mended it if --good is newer.
+
+    Releases that cannot be installed are skipped. An interrupted search goes on where it was. The
+    report compares the last release that is as it was with the first that is not. Exit code 0: the
+    release is found; 3: it is one of several, as those between could not be judged.
+    """
+    codes: list[int] = []
+    with reported(codes, debug=debug):
+        from .gate.searching import SearchRequest, search
+        from .report.gate_bisect import judged_line, print_found
+        from .report.gate_outputs import GateOutputs
+
+        outputs = GateOutputs(json_file, None if no_report else report_dir, markdown, junit)
+        options = _options(
+            prompt, tokens, dtype, attention, threads, decode, generate, trust_remote_code
+        )
+        stem = f"bisect-{package}-{good}-{bad}"
+        request = SearchRequest(
+            model=model,
+            good=good,
+            bad=bad,
+            package=package,
+            options=options,
+            resave=resave,
+            offline=offline,
+            state=state or report_dir / f"{stem}.state.json",
+        )
+        with progress("bisect") as show:
+            found = search(
+                request,
+                say=_say,
+                progress=show,
+                command=_command(),
+                on_judged=lambda release, each: _say(judged_line(release, each)),
+            )
+        print_found(found.result, package)
+        outputs.put(found.outcome, stem=stem)
+        codes.append(0 if found.result.first else 3)
+    raise typer.Exit(worst(codes))
+
+
 def read_baseline(path: Path) -> "Baseline":
     """Read a baseline.
 

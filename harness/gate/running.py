@@ -276,7 +276,6 @@ def run_pair(
     plan: Plan,
     pythons: Mapping[str, Path],
     *,
-    targets: Mapping[str, Target] | None = None,
     trust_remote_code: bool = False,
     command: str = "",
     progress: Progress,
@@ -287,37 +286,42 @@ def run_pair(
         target: The model.
         plan: What to run.
         pythons: Name and Python of the side before, then of the side after.
-        targets: The model of each side, where it is not the same folder.
         trust_remote_code: Whether code in the model's folder may run.
         command: What the user typed.
         progress: Told how far it is.
     """
     watch = Stopwatch()
-    names = list(pythons)
+    request = plan.request(target.folder, trust_remote_code=trust_remote_code)
     with Recorder(progress) as recorder:
-        sides = [
-            recorder.run(
-                python,
-                plan.request(
-                    (targets or {}).get(name, target).folder, trust_remote_code=trust_remote_code
-                ),
-                name=name,
-            )
-            for name, python in pythons.items()
-        ]
-        judged = judge(sides[0], sides[1], plan.passes)
-        result = _result(judged, target, sides[0], sides[1], names[0], names[1], watch, command)
-        outcome = Outcome(result)
-        if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
-            outcome = explained(
-                outcome,
-                target,
-                dict(zip(names, sides, strict=True)),
-                plan.passes,
-                command=command,
-                progress=progress,
-            )
-        return outcome
+        sides = {name: recorder.run(python, request, name=name) for name, python in pythons.items()}
+        return compare_sides(target, plan, sides, watch=watch, command=command, progress=progress)
+
+
+def compare_sides(
+    target: Target,
+    plan: Plan,
+    sides: Mapping[str, RecordSide],
+    *,
+    watch: Stopwatch,
+    command: str = "",
+    progress: Progress,
+) -> Outcome:
+    """Compare two sides that were recorded, and look for the cause of what differs.
+
+    Args:
+        target: The model.
+        plan: What was run.
+        sides: The side before and the side after, by name.
+        watch: Started when the run began.
+        command: What the user typed.
+        progress: Told how far it is.
+    """
+    (name, before), (other, after) = sides.items()
+    judged = judge(before, after, plan.passes)
+    outcome = Outcome(_result(judged, target, before, after, name, other, watch, command))
+    if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
+        return explained(outcome, target, sides, plan.passes, command=command, progress=progress)
+    return outcome
 
 
 def explained(

@@ -54,7 +54,7 @@ def compare_releases(
     made = [environment(each, say=say, offline=offline) for each in wanted]
     with tempfile.TemporaryDirectory(prefix="parity-resaved-") as folder:
         if resave:
-            target = _resaved(target, made[0], Path(folder), options, progress)
+            target = resaved(target, made[0], Path(folder), options, progress)
         return run_pair(
             target,
             plan,
@@ -74,10 +74,14 @@ def label(made: Environment) -> str:
     return f"installed ({words})" if not made.wanted.releases else words
 
 
-def _resaved(
+def resaved(
     target: Target, made: Environment, folder: Path, options: Options, progress: Progress
 ) -> Target:
-    """The model as an environment saves it."""
+    """The model as an environment saves it, in a folder that is there.
+
+    Raises:
+        ParityError: It cannot.
+    """
     saved = folder / "saved"
     request = Request(
         model=target.folder,
