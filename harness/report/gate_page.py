@@ -138,6 +138,9 @@ def positions(each: PassChange) -> list[Position]:
     ]
 
 
+_ENDINGS = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd"}
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Greedy tokens of one row of a batch on both sides.
@@ -159,7 +162,7 @@ def generated(each: PassChange) -> list[Tokens]:
     for i, (before, after) in enumerate(sides):
         same = words.leading(before, after)
         total = max(len(before), len(after))
-        note = f"all {total} are the same" if same == total else f"the first {same} are the same"
+        note = f"all {total} are the same" if same == total else _differ(same)
         pairs = enumerate(zip_longest(before, after))
         found.append(
             Tokens(
@@ -168,6 +171,10 @@ def generated(each: PassChange) -> list[Tokens]:
             )
         )
     return found
+
+
+def _differ(same: int) -> str:
+    return f"they differ from the {same + 1}{_ENDINGS.get(same + 1, 'th')} on"
 
 
 def _token(token_id: int | None) -> str:

@@ -18,6 +18,12 @@ _NOTHING = {
         " for equality."
     ),
 }
+
+#: What a model's name has behind it where both sides load what one of them saved.
+SAVED_BY = ", saved by "
+
+_RELEASE = re.compile(r"\d+(?:\.\d+)+")
+
 _OTHERWISE = (
     "Decide whether this is meant: read the release notes of what differs in version, and look at"
     " the first divergence."
@@ -36,19 +42,19 @@ def tell(result: GateResult) -> list[tuple[str, str]]:
 
 
 def bisect_command(result: GateResult) -> str:
-    """What to type for the first release that changed the model; empty where that is no question.
+    """What to type for the release that changed the model; empty where that is no question.
 
-    It is one where a later transformers is at fault for all that is known.
+    It is one where the sides have two releases of transformers.
     """
     before, after = (
         each.versions.get("transformers", "") for each in (result.before, result.after)
     )
     other = result.verdict in (GateVerdict.CHANGED, GateVerdict.FAILING)
-    if not other or not _number(before) or not _number(before) < _number(after):
+    if not other or before == after or not all(map(_RELEASE.fullmatch, (before, after))):
         return ""
-    return shlex.join(
-        ["parity", "bisect", "--good", before, "--bad", after, "--model", result.model]
-    )
+    model, saved, _ = result.model.partition(SAVED_BY)
+    words = ["parity", "bisect", "--good", before, "--bad", after, "--model", model]
+    return shlex.join([*words, *(["--resave"] if saved else [])])
 
 
 def _why(result: GateResult) -> list[str]:
@@ -90,20 +96,17 @@ def _advice(result: GateResult) -> list[str]:
             " a baseline with the others to another file."
         ]
     causes_known = [each.causes[0].advice for each in result.diagnoses if each.causes]
-    found = [f"{each[0].upper()}{each[1:]}." for each in dict.fromkeys(causes_known) if each]
+    found = [
+        f"{each[0].upper()}{each[1:].rstrip('.')}." for each in dict.fromkeys(causes_known) if each
+    ]
     if not found:
         failing = result.verdict is GateVerdict.FAILING
         found = ["Read the error: it may name what the model lacks." if failing else _OTHERWISE]
     rows = [" ".join([*found, f"Until then stay with {_kept(result.before)}."])]
     command = bisect_command(result)
-    return [*rows, f"To find the first release that changed it: {command}"] if command else rows
+    return [*rows, f"To find the release that changed it: {command}"] if command else rows
 
 
 def _kept(side: SideInfo) -> str:
     version = side.versions.get("transformers")
     return f"transformers=={version}" if version else side.name
-
-
-def _number(version: str) -> tuple[int, ...]:
-    """``5.24.0`` as numbers; empty for what is no plain release."""
-    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)+", version) else ()

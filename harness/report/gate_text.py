@@ -28,6 +28,9 @@ _MOST = 12
 _FEW = 3
 _NARROW = 72
 
+#: Column of :func:`gate_words.tap_cells` from which on there are numbers.
+_FIRST_NUMBER = 3
+
 
 class GateView:
     """The whole view of a gate's result, the verdict first.
@@ -67,7 +70,7 @@ def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:
     yield _verdict(result)
     failures = words.failures(result)
     if failures:
-        yield _labelled(Text("Did not run", style="bold red"), failures)
+        yield _labelled(Text("Errors", style="bold red"), failures)
     if result.divergence is not None:
         yield _divergence(result.divergence)
     for diagnosis in result.diagnoses:
@@ -146,14 +149,19 @@ def _facts(kind: words.Kind, gap: int, most: int) -> RenderableType:
 
 
 def _taps(result: GateResult, gap: int) -> RenderableType:
-    table = open_table("Intermediates that are not the same", gap)
-    for heading in words.TAP_HEADINGS[:3]:
-        table.add_column(heading, overflow="fold")
-    for heading in words.TAP_HEADINGS[3:]:
-        table.add_column(heading, justify="right", no_wrap=True)
     shown = words.most_telling(result)[:_MOST]
+    places = dict.fromkeys(f"{each.passed}, {words.step(each)}" for each in shown)
+    one = len(places) == 1  # then it need not be said in every row
+    where = f": {next(iter(places))}" if one else ""
+    table = open_table(f"Intermediates that are not the same{visible(where)}", gap)
+    columns = [0, *(() if one else (1, 2)), 3, 4, 5, 6]
+    for column in columns:
+        if column < _FIRST_NUMBER:
+            table.add_column(words.TAP_HEADINGS[column], overflow="fold")
+        else:
+            table.add_column(words.TAP_HEADINGS[column], justify="right", no_wrap=True)
     for change in shown:
-        style = "red" if change.state.differs else ""
-        table.add_row(*(Text(visible(cell), style=style) for cell in words.tap_cells(change)))
+        style, cells = "red" if change.state.differs else "", words.tap_cells(change)
+        table.add_row(*(Text(visible(cells[column]), style=style) for column in columns))
     rest = words.left_out(result, len(shown))
     return Group(Fitting(table), *([Text(rest, style="dim")] if rest else []))
