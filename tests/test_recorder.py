@@ -134,6 +134,11 @@ class Attending(torch.nn.Module):
         if self.way == "added before it is scaled":
             scores = (query @ key.transpose(-1, -2) + ALIBI) / 2.0 + mask
             return torch.matmul(self.dropout(torch.softmax(scores, -1)), value)
+        if self.way == "sink":
+            scores = query @ key.transpose(-1, -2) * scale + mask
+            sunk = torch.cat([scores, torch.full((B, H, T, 1), 0.5)], dim=-1)
+            probs = functional.softmax(sunk, dim=-1)[..., :-1]
+            return torch.matmul(self.dropout(probs), value)
         if self.way == "einsum":
             scores = torch.einsum("bhtd,bhsd->bhts", query * scale, key) + mask
             return torch.einsum("bhts,bhsd->bhtd", functional.softmax(scores, -1), value)
@@ -155,6 +160,7 @@ class Around(torch.nn.Module):
         return self.attn(*given)
 
 
+SINK = "sink"
 WAYS = ("sdpa", "sdpa alibi", "eager", "in place", "added before it is scaled", "einsum", "baddbmm")
 
 
@@ -167,6 +173,16 @@ def watched(way: str) -> tuple[torch.Tensor, Kept]:
         out = model(query, key, value)
     assert torch.equal(out, model(query, key, value)), "watching changes nothing"
     return out, kept
+
+
+def test_a_sink_is_no_key() -> None:
+    out, kept = watched(SINK)
+    taps = {each["role"]: kept.arrays[each["key"]] for each in kept.taps["p"]}
+    assert {taps[role].shape for role in ("scores", "probs")} == {(B, H, T, S)}
+    assert taps["mask"].shape == (B, T, S)
+    torch.testing.assert_close(taps["scores"], recomputed(kept)["scores"])
+    torch.testing.assert_close(taps["context"], out)
+    assert float(taps["probs"].sum(-1).max()) < 0.99
 
 
 def recomputed(kept: Kept) -> dict[str, torch.Tensor]:
@@ -325,6 +341,16 @@ def test_the_wide_run_reads_float32_as_float64() -> None:
             torch.mul(torch.softmax(x, -1, dtype=torch.float32), x),
         )
     assert [each.item() for each in found] == [x.item()] * 4
+
+
+def test_the_wide_run_multiplies_by_groups() -> None:
+    rows, experts = drawn(5, 16), drawn(3, 16, 8, name="e")
+    offs = torch.tensor([2, 2, 5], dtype=torch.int32)
+    narrow = torch._grouped_mm(rows, experts, offs=offs)
+    with Wide():
+        wide = torch._grouped_mm(rows.double(), experts.double(), offs=offs)
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), narrow)
 
 
 # Running ------------------------------------------------------------------------------------------

@@ -114,12 +114,12 @@ class Attention:
             return
         self._emit("query", self._heads(found.left), self._scale)
         self._emit("key", _once(self._heads(found.right.transpose(-1, -2))), None)
-        scores = self._heads(given)
+        scores = self._heads(given)[..., :keys]  # behind these may be a sink
         hidden = scores < _HIDDEN
         self._emit("scores", scores.masked_fill(hidden, 0.0), None)
-        self._emit("mask", _for_all_heads(~hidden[..., :keys]), None)
-        self._bias(hidden[..., :keys])
-        self._emit("probs", self._heads(probs), None)
+        self._emit("mask", _for_all_heads(~hidden), None)
+        self._bias(hidden)
+        self._emit("probs", self._heads(probs)[..., :keys], None)
         self._found, self._made, self._terms = None, {}, []
         self._probs = (rows, keys)
 

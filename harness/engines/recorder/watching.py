@@ -13,6 +13,7 @@ from .attention import SDPA, Attention
 from .products import PRODUCTS
 from .store import Taps
 
+_GROUPED = ("grouped_mm", "_grouped_mm")
 _STARTS = (SDPA, *PRODUCTS)
 
 
@@ -148,7 +149,27 @@ class Wide(TorchFunctionMode):
         if func is torch.Tensor.float:
             return torch.Tensor.double(*args, **(kwargs or {}))
         named = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        if getattr(func, "__name__", "") in _GROUPED and args[0].dtype == torch.float64:
+            return _grouped(*args, **named)
         return func(*map(_wide, args), **named)
+
+
+def _grouped(rows: torch.Tensor, experts: torch.Tensor, **given: Any) -> torch.Tensor:
+    """Rows [N, C] times each one's expert [E, C, F], for which torch has no kernel in float64.
+
+    Args:
+        rows: Sorted by expert.
+        experts: The matrices.
+        **given: ``offs``, where each expert's rows end, and perhaps ``bias`` [E, F].
+    """
+    out = rows.new_zeros(rows.shape[0], experts.shape[-1])
+    bias, start = given.get("bias"), 0
+    for number, end in enumerate(given["offs"].tolist()):
+        out[start:end] = rows[start:end] @ experts[number]
+        if bias is not None:
+            out[start:end] += bias[number]
+        start = end
+    return out
 
 
 def _wide(value: Any) -> Any:
