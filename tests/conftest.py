@@ -34,7 +34,7 @@ from harness.result import (
     TopTokens,
     Verdict,
 )
-from harness.spread import encode
+from harness.spread import LOWEST, SIGNS, encode
 from harness.taps import AXES_OF_TAP
 
 if TYPE_CHECKING:
@@ -210,12 +210,21 @@ def make_result(
     )
 
 
+#: Weights of sizes by half octaves below the largest.
+FEWER = [2 ** (-i / 4) for i in range(16)]
+
+
 class Spreader:
     """Gives a made-up result what results say since errors have a spread: also of long prompts."""
 
     def __init__(self, tokens: int) -> None:
         self.random = random.Random(2)
         self.tokens = tokens
+        bell = [300 * math.exp(-(((i - 14) / 4) ** 2)) for i in range(24)]
+        self.histograms = [
+            encode([round(count * self.random.uniform(0.8, 1.2)) for count in bell])
+            for _ in range(5_000)
+        ]
 
     def result(self, result: RunResult) -> RunResult:
         return replace(result, prompts=tuple(map(self.prompt, result.prompts)))
@@ -268,16 +277,19 @@ class Spreader:
             value = self.random.gauss(0, 1)
             off = largest * self.random.gauss(0, 1e-3)
             worst.append((self.random.randrange(math.prod(c.shape)), value, value + off))
-        counts = [300 * math.exp(-(((i - 14) / 4) ** 2)) for i in range(24)]
         return Spread(
-            sizes=encode([round(count * self.random.uniform(0.8, 1.2)) for count in counts]),
+            sizes=self.random.choice(self.histograms),
             positions=self.signs(largest, of["T"]) if "T" in of else "",
             heads=self.signs(largest, of.get("H", of.get("K", 0))),
             worst=tuple(worst),
         )
 
     def signs(self, largest: float, count: int) -> str:
-        return encode([largest * self.random.random() ** 2 for _ in range(count)])
+        """Signs of errors up to a largest: each half octave below it has a little fewer."""
+        top = max(1, min(len(SIGNS) - 1, round(2 * (math.log2(largest) - LOWEST)) + 1))
+        return "".join(
+            self.random.choices(SIGNS[max(0, top - 15) : top + 1][::-1], FEWER[: top + 1], k=count)
+        )
 
 
 @pytest.fixture(scope="session")

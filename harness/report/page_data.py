@@ -40,6 +40,9 @@ VERSION = 2
 #: Most bytes of all blocks; of the healthiest taps, the spread is then left out.
 MOST_BYTES = 4_500_000
 
+#: About how many bytes a comparison takes in the blocks without its spreads.
+_COLUMNS = 30
+
 #: Most forward passes that get a name; a result read from a file may say any number.
 _MOST_PASSES = 4096
 
@@ -87,7 +90,8 @@ def to_blocks(result: RunResult, *, most_bytes: int = MOST_BYTES) -> Blocks:
         result: Any result, also one of an earlier release.
         most_bytes: Size at which spreads are left out, those of the smallest errors first.
     """
-    share = min(1.0, most_bytes / max(1.0, _guess_bytes(result)))
+    room = most_bytes - _COLUMNS * len(result.comparisons)
+    share = min(1.0, max(0.0, room / max(1.0, _guess_bytes(result))))
     packed = pack(result, share=share)
     while packed.size > most_bytes and share > 0:
         share = max(0.0, share * most_bytes / packed.size - 0.05)
