@@ -216,6 +216,8 @@ def _parting(parted: Divergence) -> str:
         return f"{words}: it has NaN or infinity on one side alone."
     if change.distance is None or not change.norm:
         return words + "."
-    times = f", {change.distance / change.allowance:.3g} times what rounding explains"
     share = change.distance / change.norm
-    return f"{words}: it is {share:.2g} of its size away{times if change.allowance else ''}."
+    words += f": it is {share:.2g} of its size away"
+    if change.allowance:  # booleans do not round
+        words += f", {change.distance / change.allowance:.3g} times what rounding explains"
+    return f"{words}."
