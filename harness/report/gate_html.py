@@ -1,11 +1,9 @@
 """The page of a gate: one HTML file with nothing from elsewhere and without a script."""
 
-from urllib.parse import quote
-
 from ..gate.result import GateResult
 from . import causes, gate_page, gate_story, story
 from . import gate_words as words
-from .rendering import environment, source_hash, template_text
+from .rendering import address, environment, source_hash, template_text
 
 
 def to_html(result: GateResult, *, replay: str = "") -> str:
@@ -25,7 +23,7 @@ def to_html(result: GateResult, *, replay: str = "") -> str:
         links=story.report_links,
         draw=gate_page,
         scale=gate_page.scale_of(result.taps),
-        replay=quote(replay),
+        replay=address(replay),
         style=style,
         policy=f"default-src 'none'; img-src data:; style-src '{source_hash(style)}'",
     )

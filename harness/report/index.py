@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 from . import wording
 from .folder import WORST_FIRST, Found
-from .rendering import environment, source_hash, template_text
+from .rendering import address, environment, source_hash, template_text
 from .wording import visible
 
 
@@ -54,6 +53,4 @@ def exit_codes(found: Found) -> list[int]:
 
 
 def _link(path: Path, beside: Path) -> str:
-    """A relative address in which no character of a file's name means anything."""
-    relative = os.path.relpath(path.resolve(), beside.resolve())
-    return quote(os.fsencode(relative.replace(os.sep, "/")))
+    return address(os.path.relpath(path.resolve(), beside.resolve()))

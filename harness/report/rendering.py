@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from .wording import visible
 
@@ -31,6 +33,11 @@ def environment() -> "Environment":
 def template_text(name: str) -> str:
     """A file beside the templates, for example a style."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def address(name: str) -> str:
+    """A relative address in which no character of a file's name means anything."""
+    return quote(os.fsencode(name.replace(os.sep, "/")))
 
 
 def source_hash(content: str) -> str:
