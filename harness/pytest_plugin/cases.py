@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: So much of a TOML file is read to see whether it is a case.
 _HEAD = 64 * 1024
 
-_FORMAT = re.compile(r"""^\s*format\s*=\s*["']logits-parity/""", re.MULTILINE)
+_FORMAT = re.compile(r"""^\s*format\s*=\s*["']logits-parity/(?!history["'])""", re.MULTILINE)
 _LOOKS_LIKE_CASE = (
     re.compile(r"^\s*model\s*=", re.MULTILINE),
     re.compile(r"^\s*(\[\[\s*prompts\s*\]\]|prompts\s*=)", re.MULTILINE),

@@ -1,0 +1,55 @@
+"""Bugs of released libraries are shown on bad releases, and not on good ones."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.errors import BuildError
+from harness.gate.history.case import History
+from harness.gate.history.case_file import load_histories
+from harness.gate.history.judging import surprise
+from harness.gate.history.running import Historian
+
+FOLDER = Path(__file__).parent / "history"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for each case and release that is to be run."""
+    config = metafunc.config
+    mode = config.getoption("parity_history") or config.getini("parity_history")
+    if mode not in ("ci", "nightly", "off"):
+        raise pytest.UsageError(
+            f"parity_history: expected ci, nightly or off, found {mode!r}: correct it in the ini"
+            " file"
+        )
+    found = [] if mode == "off" else load_histories(FOLDER)
+    chosen = [
+        pytest.param(case, release, id=f"{case.name}-{_word(case, release)}-{release}")
+        for case in found
+        for release in (case.ci if mode == "ci" else case.releases)
+    ]
+    metafunc.parametrize(("case", "release"), chosen)
+
+
+def _word(case: History, release: str) -> str:
+    return "good" if release in case.good else "bad"
+
+
+@pytest.fixture(scope="session")
+def historian() -> Iterator[Historian]:
+    """Runs releases, and keeps what several items need."""
+    with Historian(say=lambda line: None) as found:
+        yield found
+
+
+def test_history(historian: Historian, case: History, release: str) -> None:
+    try:
+        shown = historian.show(case, release)
+    except BuildError as error:  # offline, for one
+        if os.environ.get("PARITY_HISTORY") == "required":
+            raise
+        pytest.skip(str(error))
+    wrong = surprise(case, shown)
+    assert not wrong, wrong
