@@ -25,6 +25,8 @@ def changes(before: Facts, after: Facts) -> tuple[FactChange, ...]:
         *_config(before, after),
         *_named(before, after),
         *_weights(before, after),
+        *_ties(before, after),
+        *_loading(before, after),
         *_modules(before, after),
         *_generation(before, after),
         *_tokenizer(before, after),
@@ -159,8 +161,6 @@ def _weights(before: Facts, after: Facts) -> Iterator[FactChange]:
         yield FactChange("weights", shown, how, "")
     for shown, _ in _by_pattern(new):
         yield FactChange("weights", shown, "", how)
-    yield from _ties(before, after)
-    yield from _loading(before, after)
 
 
 def _only(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
@@ -219,16 +219,16 @@ def _tokenizer(before: Facts, after: Facts) -> Iterator[FactChange]:
     a, b = before.tokenizer, after.tokenizer
     if a is None or b is None:
         if (a is None) != (b is None):
-            loads = [_tokenizer_failure(facts) for facts in (before, after)]
-            yield FactChange("tokenizer", "loads", *loads, decides=True)
+            was, now = _tokenizer_failure(before), _tokenizer_failure(after)
+            yield FactChange("tokenizer", "loads", was, now, decides=True)
         return
     if a.class_name != b.class_name:
         yield FactChange("tokenizer", "class", a.class_name, b.class_name)
     for name in dict.fromkeys([*a.ids, *b.ids]):
-        was, now = a.ids.get(name, ()), b.ids.get(name, ())
-        if was != now:
+        x, y = a.ids.get(name, ()), b.ids.get(name, ())
+        if x != y:
             what = f"token ids of {name!r}"
-            yield FactChange("tokenizer", what, _ids(was, now), _ids(now, was), decides=True)
+            yield FactChange("tokenizer", what, _ids(x, y), _ids(y, x), decides=True)
     yield from _mapping("tokenizer", a.special, b.special)
 
 

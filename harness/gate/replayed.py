@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..diagnose.start import Diagnosing
-from ..engines.hf_modules import MODULE_MAPS, Hook, ModuleMap
 from ..engines.protocol import TokenIds
 from ..environment import Stopwatch
 from ..errors import EngineError
@@ -28,6 +27,9 @@ from ..taps import AXES_OF_TAP, split
 from ..walk import walk
 from .records import Facts, Pass, RecordedPass
 from .side import RecordSide, Tap
+
+if TYPE_CHECKING:  # at run time it brings torch along
+    from ..engines.hf_modules import Hook, ModuleMap
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -52,7 +54,7 @@ class RecordedRun:
         self._layers = model.model.config.layers
         # The last axis of queries; a layout without attention taps has no merged heads to part.
         self._head_dim = next((tap.shape[-1] for tap in side.taps if tap.role == "query"), 1)
-        self._map = MODULE_MAPS[str(model.checkpoint.config["model_type"])]
+        self._map = _module_maps()[str(model.checkpoint.config["model_type"])]
         self.name = name
         self.passed = ""
 
@@ -136,7 +138,7 @@ class RecordedRun:
 class _Laid:
     """A module's array in the axes of the table of taps."""
 
-    hook: Hook
+    hook: "Hook"
     head_dim: int
 
     def __call__(self, array: Array, batch: int) -> Array:
@@ -150,9 +152,16 @@ class _Laid:
         return array if layout == "BTC" else array.swapaxes(1, 2)
 
 
-def _plain(hook: Hook) -> bool:
+def _plain(hook: "Hook") -> bool:
     """Whether a hook takes the first tensor that passes, as a record does."""
-    return hook.take is Hook.__dataclass_fields__["take"].default
+    return hook.take is type(hook).__dataclass_fields__["take"].default
+
+
+def _module_maps() -> "Mapping[str, ModuleMap]":
+    """Layouts that are known, by ``model_type``."""
+    from ..engines.hf_modules import MODULE_MAPS
+
+    return MODULE_MAPS
 
 
 def _as_it_is(array: Array, batch: int) -> Array:
@@ -160,7 +169,7 @@ def _as_it_is(array: Array, batch: int) -> Array:
 
 
 def _inside_attention(
-    module_map: ModuleMap,
+    module_map: "ModuleMap",
 ) -> dict[str, tuple[str, Callable[[Array, int], Array]]]:
     """What a record has of the attention function; new keys are the last ones of all keys."""
     at = module_map.attention
@@ -235,4 +244,4 @@ def chunks_of(each: Pass) -> list[TokenIds]:
 def has_reference(facts: Facts, config: Mapping[str, Any]) -> bool:
     """Whether a model can be replayed: it ran, and its layout is known."""
     ran = any(isinstance(each, RecordedPass) and each.taps for each in facts.passes)
-    return ran and str(config.get("model_type")) in MODULE_MAPS
+    return ran and str(config.get("model_type")) in _module_maps()
