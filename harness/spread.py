@@ -38,10 +38,9 @@ def encode(values: Sequence[float] | Array) -> str:
     array = np.asarray(values, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         steps = np.rint(2.0 * (np.log2(array) - LOWEST)) + 1.0
-    most = len(SIGNS) - 1
-    steps = np.where(np.isfinite(array), np.clip(steps, 1.0, most), most)
-    index = np.where(array == 0.0, 0, steps).astype(np.intp)
-    return _CODES[index].tobytes().decode("ascii")
+        steps = np.maximum(np.fmin(steps, len(SIGNS) - 1), 1.0)  # fmin: the number beside a NaN
+    steps[array == 0.0] = 0.0
+    return _CODES[steps.astype(np.intp)].tobytes().decode("ascii")
 
 
 def decode(signs: str) -> list[float]:
@@ -63,8 +62,8 @@ def count_sizes(sample: Array) -> str:
     Args:
         sample: Non-negative numbers.
     """
-    exponents = np.frexp(sample)[1] - 1 - LOWEST
-    exponents = np.where(sample == 0.0, 0, np.clip(exponents, 0, 80))
+    exponents = np.minimum(np.maximum(np.frexp(sample)[1] - 1 - LOWEST, 0), 80)
+    exponents[sample == 0.0] = 0
     return encode(np.bincount(exponents.reshape(-1)))
 
 
