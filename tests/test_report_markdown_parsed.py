@@ -16,10 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from harness.report.gate_markdown import to_markdown as gate_to_markdown
 from harness.report.markdown import error_view, to_markdown
 from harness.report.markdown_escape import code, fenced, html_code, link, prose
 from harness.report.wording import visible
 from harness.result import RunResult, Verdict, from_json, to_json
+from tests.gate_results import hostile as hostile_gate
 
 Sample = Callable[..., RunResult]
 
@@ -216,6 +218,15 @@ def test_views_of_hostile_results_hold_nothing_but_our_own_tags(
         assert set(page.attributes) <= {("style", "text-align:right")}
         assert acted_on(page.outside) == {}
         assert visible("owner/name#3 GH-12 gh-7 0123abc defaced") in page.text.replace("\u200b", "")
+
+
+def test_the_view_of_a_hostile_gate_holds_nothing_but_our_own_tags() -> None:
+    page = Page(gate_to_markdown(hostile_gate(EVIL)))
+    assert page.tags <= TAGS, page.tags - TAGS
+    assert page.links == []
+    assert set(page.attributes) <= {("style", "text-align:right")}
+    assert acted_on(page.outside) == {}
+    assert visible("owner/name#3 GH-12 gh-7 0123abc defaced") in page.text.replace("\u200b", "")
 
 
 @pytest.mark.parametrize(
