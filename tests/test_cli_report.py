@@ -178,9 +178,8 @@ def test_run_tells_of_a_case_without_a_result_in_files_of_all(cases: dict[str, A
     text = Path("all.md").read_text()
     assert "## :warning: error: `b`" in text
     # What would read as an emoji's code is kept apart by a blank that nobody sees.
-    assert "hf:flash: expected it, found none: install it" in html.unescape(text).replace(
-        "\u200b", ""
-    )
+    said = html.unescape(text).replace("\u200b", "")
+    assert "hf:flash: expected it, found none: install it" in said
     assert "## :warning: error: `absent`" in text
     root = ET.parse("all.xml").getroot()
     assert [(e.get("name"), e.get("errors")) for e in root] == [

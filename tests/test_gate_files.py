@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -180,12 +179,3 @@ def test_outputs_show_the_result_where_it_cannot_be_written(
         GateOutputs(Path("g.json"), Path("file/x"), None, None).put(Outcome(changed()), stem="x")
     assert "CHANGED: It is another model" in capsys.readouterr().out
     assert not Path("g.json").exists()  # all or none
-
-
-def test_outputs_write_text_that_no_encoding_has(folder: Path) -> None:
-    evil = replace(changed(), summary="a\ud800b", command="c\ud800")
-    outputs = GateOutputs(None, Path("r"), Path("g.md"), Path("g.xml"))
-    with pytest.raises(Exception, match="surrogates"):
-        to_json(evil)  # no document has it: JSON is read as UTF-8
-    outputs.put(Outcome(replace(evil, summary="ab", command="c")), stem="x")
-    assert Path("r/x.html").exists()
