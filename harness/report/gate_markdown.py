@@ -48,6 +48,9 @@ def _blocks(result: GateResult) -> Iterator[Block]:
     if result.replayed:
         said.append(f"Replayed on the reference: {result.replayed}")
     yield Block("", [f"- {prose(each)}" for each in said])
+    search = gate_story.bisect_command(result)
+    if search:
+        yield Block(f"**{gate_story.SEARCH}**", (f"\n{fenced(search)}",))
     if result.command:
         yield Block("**Run it again**", (f"\n{fenced(result.command)}",))
 
@@ -56,8 +59,7 @@ def _verdict(result: GateResult) -> Block:
     title = f"## {_MARKS[result.verdict]} {result.verdict.value}: {code(result.model)}"
     sides = f"{code(result.before.name)} to {code(result.after.name)}"
     lines = [
-        f"\n**{words.HEADLINES[result.verdict]}**, {sides}. {words.MEANINGS[result.verdict]}",
-        "",
+        f"\n**{words.HEADLINES[result.verdict]}**, {sides}. {words.MEANINGS[result.verdict]}\n",
         *(f"- **{question}**: {prose(answer)}" for question, answer in gate_story.tell(result)),
     ]
     return Block(title, lines)

@@ -19,6 +19,9 @@ _NOTHING = {
     ),
 }
 
+#: What stands before :func:`bisect_command`.
+SEARCH = "To find the release that changed it"
+
 #: What a model's name has behind it where both sides load what one of them saved.
 SAVED_BY = ", saved by "
 
@@ -37,8 +40,7 @@ def tell(result: GateResult) -> list[tuple[str, str]]:
         change = result.divergence.change
         rows.append(("Since where", f"{change.tap}: {words.difference(change)}"))
     rows += [("Why", why) for why in _why(result)]
-    rows += [("What to do", advice) for advice in _advice(result)]
-    return rows
+    return [*rows, ("What to do", _advice(result))]
 
 
 def bisect_command(result: GateResult) -> str:
@@ -87,14 +89,14 @@ def _suspicion(result: GateResult) -> str:
     return "Not known: nothing but the numbers differs."
 
 
-def _advice(result: GateResult) -> list[str]:
+def _advice(result: GateResult) -> str:
     if result.verdict in _NOTHING:
-        return [_NOTHING[result.verdict]]
+        return _NOTHING[result.verdict]
     if result.verdict is GateVerdict.NOT_COMPARABLE:
-        return [
+        return (
             "Run both sides on the same model with the same dtype and number of threads, or write"
             " a baseline with the others to another file."
-        ]
+        )
     causes_known = [each.causes[0].advice for each in result.diagnoses if each.causes]
     found = [
         f"{each[0].upper()}{each[1:].rstrip('.')}." for each in dict.fromkeys(causes_known) if each
@@ -102,9 +104,7 @@ def _advice(result: GateResult) -> list[str]:
     if not found:
         failing = result.verdict is GateVerdict.FAILING
         found = ["Read the error: it may name what the model lacks." if failing else _OTHERWISE]
-    rows = [" ".join([*found, f"Until then stay with {_kept(result.before)}."])]
-    command = bisect_command(result)
-    return [*rows, f"To find the release that changed it: {command}"] if command else rows
+    return " ".join([*found, f"Until then stay with {_kept(result.before)}."])
 
 
 def _kept(side: SideInfo) -> str:

@@ -95,11 +95,13 @@ def _verdict(result: GateResult) -> RenderableType:
         for label, answer in gate_story.tell(result)
         if label == "What to do" or (label == "Why" and not result.diagnoses)
     ]
+    search = gate_story.bisect_command(result)
     return Group(
         title,
         Text(visible(result.summary)),
         Text(words.MEANINGS[result.verdict], style="dim"),
         *(Text(f"{label}: {visible(answer)}") for label, answer in told),
+        *([Text(f"{gate_story.SEARCH}: {visible(search)}")] if search else []),
     )
 
 
