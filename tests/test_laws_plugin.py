@@ -3,9 +3,12 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from harness import check
 
 pytest_plugins = ["pytester"]
 
@@ -47,6 +50,13 @@ def nothing(folder):
 ONE = ["-k", "cache-chunks-llama"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded(tiny: Callable[..., Path]) -> None:
+    """Loads torch and a model's code: what is there before pytest runs inside stays there."""
+    model = tiny()
+    assert check(["hf:eager"], checkpoint=model, token_ids=[[1, 2]], decode=1, greedy=1).candidates
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(test_mine=LAWS, mine=ENGINE)
@@ -55,7 +65,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+    """Run pytest here: to load torch in a process of its own would take most of the time."""
+    return project.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
 def test_laws_are_items_by_law_family_and_engine(project: pytest.Pytester) -> None:
