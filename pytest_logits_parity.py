@@ -1,4 +1,4 @@
-"""The pytest plugin: case files as tests, and the ``parity`` fixture for tests written by hand.
+"""The pytest plugin: case files and baselines as tests, the ``parity`` fixture for those by hand.
 
 This module has the hooks; what they do is in :mod:`harness.pytest_plugin`. It is loaded in every
 session of everybody who has it installed, so importing it imports nothing heavy, and ours goes by
@@ -14,9 +14,17 @@ import pytest
 import logits_parity
 
 if TYPE_CHECKING:
-    from harness.pytest_plugin import cases, fixture, laws, names, outcome, summary
+    from harness.pytest_plugin import cases, fixture, gates, laws, names, outcome, summary
 else:
-    from logits_parity.harness.pytest_plugin import cases, fixture, laws, names, outcome, summary
+    from logits_parity.harness.pytest_plugin import (
+        cases,
+        fixture,
+        gates,
+        laws,
+        names,
+        outcome,
+        summary,
+    )
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -61,6 +69,14 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="run case files in float32, bfloat16 or float16 instead of theirs",
     )
     group.addoption(
+        "--parity-baseline",
+        action="append",
+        dest="parity_baselines",
+        metavar="FILE",
+        help="fail where the installed libraries make another model of that of this baseline, which"
+        " `parity baseline` wrote; may be given again",
+    )
+    group.addoption(
         "--parity-laws",
         choices=("ci", "nightly"),
         default="ci",
@@ -77,6 +93,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("parity_engines", "engines to run case files with", type="args", default=[])
     parser.addini("parity_model", "model to run case files on", default="")
     parser.addini("parity_dtype", "dtype to run case files in", default="")
+    parser.addini(
+        "parity_baselines",
+        "baselines to hold the installed libraries against",
+        type="linelist",
+        default=[],
+    )
 
 
 class _Cleaner:
@@ -137,8 +159,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     laws.generate(metafunc)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give cases of one stem in different folders reports of different names."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Add baselines; give cases of one stem in different folders reports of different names.
+
+    Baselines belong to no folder, and come before ``-k``, ``-m`` and the like choose.
+    """
+    gates.add(session, items)
     cases.tell_apart(items)
 
 

@@ -115,6 +115,7 @@ def gate(
     """
     codes: list[int] = []
     with reported(codes, debug=debug):
+        from .gate.baseline_file import read_baseline
         from .gate.running import find, run_gate
         from .report.gate_outputs import GateOutputs
 
@@ -272,26 +273,6 @@ def bisect(
     raise typer.Exit(worst(codes))
 
 
-def read_baseline(path: Path) -> "Baseline":
-    """Read a baseline.
-
-    Raises:
-        UsageError: It cannot be read, or is none.
-    """
-    from .gate.baseline import from_json
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            str(path),
-            expected="a baseline that can be read",
-            found=(error.strerror or type(error).__name__).lower(),
-            advice=f"write one: parity baseline MODEL -o {path}",
-        ) from None
-    return from_json(data, where=str(path))
-
-
 def _first(model: str, output: Path, options: "Options") -> None:
     from .gate.running import find, make_baseline, make_plan
 
@@ -308,6 +289,7 @@ def _first(model: str, output: Path, options: "Options") -> None:
 
 def _refresh(model: str, output: Path, reason: str | None, *, trust_remote_code: bool) -> None:
     """Show what a new baseline would hide; replace the old one if there is a reason."""
+    from .gate.baseline_file import read_baseline
     from .gate.running import find, refreshed, run_gate
     from .report.gate_text import GateView
 
@@ -341,15 +323,13 @@ def _refresh(model: str, output: Path, reason: str | None, *, trust_remote_code:
 
 
 def _write(made: "Baseline", output: Path) -> None:
-    from .gate.baseline import to_json
-    from .report.files import write_whole
+    from .gate.baseline_file import write_baseline
 
-    data = to_json(made)
-    write_whole(output, data)
+    size = write_baseline(made, output)
     screen = console()
     versions = made.facts.versions
     screen.print(
-        f"Baseline of {made.head.model}: {len(made.taps)} intermediates, {len(data) / 1000:.0f} kB,"
+        f"Baseline of {made.head.model}: {len(made.taps)} intermediates, {size / 1000:.0f} kB,"
         f" transformers {versions.get('transformers')}, torch {versions.get('torch')}",
         markup=False,
         soft_wrap=True,

@@ -52,6 +52,7 @@ EDGES = {
     "engines/recorder/stages.py": "leaves the stage for the parent to find after a crash",
     "engines/recorder/weights.py": "draws weights from the names of parameters",
     "environment.py": "clock, platform, versions, cores",
+    "gate/baseline_file.py": "reads and writes baselines",
     "gate/bisect_state.py": "keeps what a search has judged",
     "gate/building.py": "makes environments with pip or uv",
     "gate/environments.py": "finds and makes environments",

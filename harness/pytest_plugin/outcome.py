@@ -48,9 +48,9 @@ def record(item: pytest.Item, result: "RunResult", stem: str) -> str:
     page = _write(item.config, result, stem)
     where = ""
     if page is not None:
-        shown = _shown(page, item.config)
-        item.user_properties.append((REPORT, shown))
-        where = f"HTML report: {shown}"
+        where = shown(page, item.config)
+        item.user_properties.append((REPORT, where))
+        where = f"HTML report: {where}"
     item.add_report_section("call", "parity", f"{summary_line(result)}\n{where}".rstrip())
     return where
 
@@ -112,13 +112,19 @@ def stem_of(nodeid: str, number: int) -> str:
 def _write(config: pytest.Config, result: "RunResult", stem: str) -> Path | None:
     from ..report.files import write_report
 
-    wanted = setting(config, "parity_reports")
-    if wanted == "none" or (wanted == "failed" and result.exit_code == 0):
+    if not wants_report(config, result.exit_code):
         return None
     folder = config.rootpath / setting(config, "parity_report_dir")
     return write_report(result, folder, stem=stem).html
 
 
-def _shown(path: Path, config: pytest.Config) -> str:
+def wants_report(config: pytest.Config, exit_code: int) -> bool:
+    """Whether a comparison that came to this gets a page and a JSON file."""
+    wanted = setting(config, "parity_reports")
+    return wanted == "all" or (wanted == "failed" and exit_code != 0)
+
+
+def shown(path: Path, config: pytest.Config) -> str:
+    """A path as it is shown: relative to the root folder where it is below it."""
     root = config.rootpath
     return str(path.relative_to(root) if path.is_relative_to(root) else path)

@@ -42,12 +42,9 @@ class GateOutputs:
 
     def _write(self, outcome: Outcome, stem: str, *, to_stdout: bool) -> list[Path]:
         """Write all files together; the pages among them."""
-        from ..case import safe_stem
         from ..gate.document import to_json
-        from .gate_html import to_html
         from .gate_junit import to_junit
         from .gate_markdown import to_markdown
-        from .html import to_html as to_replay_page
 
         result = outcome.result
         contents: dict[Path, bytes] = {}
@@ -57,22 +54,43 @@ class GateOutputs:
         elif self._json is not None:
             contents[self._json] = to_json(result) + b"\n"
         if self._report_dir is not None:
-            name = safe_stem(stem)
-            replay = ""
-            if outcome.replayed is not None:
-                replay = f"{name}-replay.html"
-                contents[self._report_dir / replay] = _encoded(to_replay_page(outcome.replayed))
-                pages.append(self._report_dir / replay)
-            page = self._report_dir / f"{name}.html"
-            contents[self._report_dir / f"{name}.json"] = to_json(result) + b"\n"
-            contents[page] = _encoded(to_html(result, replay=replay))
-            pages.append(page)
+            report = _report(outcome, self._report_dir, stem)
+            contents |= report
+            pages = [path for path in report if path.suffix == ".html"]
         if self._markdown is not None:
             contents[self._markdown] = _encoded(to_markdown(result))
         if self._junit is not None:
             contents[self._junit] = to_junit(result)
         write_together(contents)
         return pages
+
+
+def write_report(outcome: Outcome, folder: Path, *, stem: str) -> Path:
+    """Write page and JSON of a gate, and the page of the replay if there is one; returns the page.
+
+    Raises:
+        UsageError: The folder cannot be made or written to.
+    """
+    report = _report(outcome, folder, stem)
+    write_together(report)
+    return list(report)[-1]
+
+
+def _report(outcome: Outcome, folder: Path, stem: str) -> dict[Path, bytes]:
+    """The files of a report; the page comes last."""
+    from ..case import safe_stem
+    from ..gate.document import to_json
+    from .gate_html import to_html
+    from .html import to_html as to_replay_page
+
+    name, replay = safe_stem(stem), ""
+    contents: dict[Path, bytes] = {}
+    if outcome.replayed is not None:
+        replay = f"{name}-replay.html"
+        contents[folder / replay] = _encoded(to_replay_page(outcome.replayed))
+    contents[folder / f"{name}.json"] = to_json(outcome.result) + b"\n"
+    contents[folder / f"{name}.html"] = _encoded(to_html(outcome.result, replay=replay))
+    return contents
 
 
 def _encoded(text: str) -> bytes:

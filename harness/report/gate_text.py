@@ -54,6 +54,32 @@ class GateView:
 
 def to_text(result: GateResult, *, width: int = 100) -> str:
     """The whole view as plain text, without colour."""
+    return _plain(GateView(result), width)
+
+
+def first_line(result: GateResult) -> str:
+    """The verdict, and where the sides part, in one line."""
+    at = "" if result.divergence is None else f" at {result.divergence.change.tap}"
+    return visible(f"{result.verdict.value}{at}, {words.title(result)}")
+
+
+def failure_text(result: GateResult, *, width: int = 100) -> str:
+    """The view without tables of intermediates: for a test's failure.
+
+    Verdict, errors, first divergence, cause, and what else is not as before.
+    """
+    parts = [_verdict(result)]
+    failures = words.failures(result)
+    if failures:
+        parts.append(_labelled(Text("Errors"), failures))
+    if result.divergence is not None:
+        parts.append(_divergence(result.divergence))
+    parts += map(diagnosis_card, result.diagnoses)
+    parts += (_facts(kind, 1, _MOST) for kind in words.kinds(result))
+    return "\n\n".join(_plain(part, width) for part in parts)
+
+
+def _plain(part: RenderableType, width: int) -> str:
     console = Console(
         file=io.StringIO(),
         width=width,
@@ -62,7 +88,7 @@ def to_text(result: GateResult, *, width: int = 100) -> str:
         legacy_windows=False,
     )
     with console.capture() as capture:
-        console.print(GateView(result))
+        console.print(part)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
