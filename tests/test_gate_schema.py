@@ -7,12 +7,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.gate_results import EXAMPLES, changed, hostile
 
 from harness.errors import UsageError
 from harness.gate.document import from_json, to_json
 from harness.gate.result import FORMAT, VERSION, GateResult
 from harness.gate.schema import schema, text
+from tests.gate_results import EXAMPLES, changed, hostile
 
 WRITTEN = Path(__file__).parent.parent / "docs" / "gate.schema.json"
 
