@@ -2,7 +2,7 @@
 # make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
 # make laws    search for breaks of laws with models of any config, for a night
-# make fuzz    damaged files at random, many more than the tests draw
+# make fuzz    damaged files and models of any config at random, many more than the tests draw
 # make bench   what comparing costs, as ratios to plain forward passes
 # make score   plant every fault in many models; 2,000 healthy runs (about an hour)
 # make lint    ruff and mypy
@@ -74,6 +74,7 @@ laws: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py
+	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_reference_models.py -k law
 
 bench: $(WEIGHTS)
 	$(BIN)/python benchmarks/cost.py --json reports/cost.json
