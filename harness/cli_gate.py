@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
 from .console import console, progress, reported, worst
 from .errors import ParityError, UsageError
 
@@ -46,10 +45,14 @@ _NoReport = Annotated[bool, typer.Option("--no-report", help="Write no page.")]
 _Offline = Annotated[
     bool, typer.Option("--offline", help="Make no environment: only those that are kept count.")
 ]
+#: Parameters of ``parity baseline`` that decide what is run.
+_WHAT_IS_RUN = ("prompt", "tokens", "dtype", "attention", "threads", "decode", "generate")
+
 _Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def baseline(
+    context: typer.Context,
     model: _Model,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The baseline, for git.")],
@@ -70,7 +73,7 @@ def baseline(
     """Record what the installed libraries compute of a model, small enough for git.
 
     Where the file is there already, the installed libraries are compared with it first and what a
-    new one would hide is shown; it is replaced only with --reason.
+    new one would hide is shown; it is replaced only with --reason. What is run stays as it was.
     """
     codes: list[int] = []
     with reported(codes, debug=debug):
@@ -78,7 +81,10 @@ def baseline(
             prompt, tokens, dtype, attention, threads, decode, generate, trust_remote_code
         )
         if output.exists():
-            _refresh(model, output, reason, trust_remote_code=trust_remote_code)
+            # By name: typer has an enumeration of its own, or click's, by its release.
+            sources = {name: context.get_parameter_source(name) for name in _WHAT_IS_RUN}
+            given = [key for key, found in sources.items() if found and found.name == "COMMANDLINE"]
+            _refresh(model, output, options, given, reason)
         else:
             _first(model, output, options)
         codes.append(0)
@@ -120,8 +126,10 @@ def gate(
         from .report.gate_outputs import GateOutputs
 
         outputs = GateOutputs(json_file, None if no_report else report_dir, markdown, junit)
+        if dtype is not None:
+            _require_dtype(dtype)
         kept = read_baseline(baseline_file)
-        target = find(model or kept.head.model)
+        target = find(model) if model else _found_again(kept.head.model, baseline_file)
         with progress(f"gate {baseline_file.name}") as show:
             outcome, _ = run_gate(
                 kept,
@@ -273,6 +281,18 @@ def bisect(
     raise typer.Exit(worst(codes))
 
 
+def _found_again(model: str, baseline_file: Path) -> "Target":
+    """The model of a baseline, where it was."""
+    from .gate.running import find
+
+    try:
+        return find(model)
+    except ParityError as error:
+        advice = f"{error.advice}; one that has moved: parity gate MODEL --baseline {baseline_file}"
+        where, expected, found = error.where, error.expected, error.found
+        raise type(error)(where, expected=expected, found=found, advice=advice) from None
+
+
 def _first(model: str, output: Path, options: "Options") -> None:
     from .gate.running import find, make_baseline, make_plan
 
@@ -287,7 +307,9 @@ def _first(model: str, output: Path, options: "Options") -> None:
     _write(made, output)
 
 
-def _refresh(model: str, output: Path, reason: str | None, *, trust_remote_code: bool) -> None:
+def _refresh(
+    model: str, output: Path, options: "Options", given: list[str], reason: str | None
+) -> None:
     """Show what a new baseline would hide; replace the old one if there is a reason."""
     from .gate.baseline_file import read_baseline
     from .gate.running import find, refreshed, run_gate
@@ -295,12 +317,13 @@ def _refresh(model: str, output: Path, reason: str | None, *, trust_remote_code:
 
     old = read_baseline(output)
     target: Target = find(model)
+    _require_same_runs(output, old, target, options, given)
     with progress("baseline") as show:
         outcome, fresh = run_gate(
             old,
             target,
             name=f"baseline {output.name}",
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=options.trust_remote_code,
             command=_command(),
             progress=show,
         )
@@ -320,6 +343,34 @@ def _refresh(model: str, output: Path, reason: str | None, *, trust_remote_code:
             advice=f'write --reason "..." if that is meant ({outcome.result.verdict.value})',
         )
     _write(refreshed(old, fresh, outcome.result, str(reason)), output)
+
+
+def _require_same_runs(
+    output: Path, old: "Baseline", target: "Target", options: "Options", given: list[str]
+) -> None:
+    """Refuse options that would have a baseline's successor be of other runs: nothing is compared.
+
+    Args:
+        output: Where the baseline is.
+        old: What it is.
+        target: The model.
+        options: What would be run.
+        given: Names of the options that the user gave.
+    """
+    from .gate.running import make_plan
+
+    plan = old.head.plan
+    if not given or make_plan(target, options) == plan:
+        return
+    kept = {"dtype": plan.dtype, "attention": plan.attention, "threads": plan.threads}
+    other = [name for name in given if name not in kept or getattr(options, name) != kept[name]]
+    if other:
+        raise UsageError(
+            str(output),
+            expected="no option that changes what is run: a new baseline is of the same",
+            found=", ".join(f"--{name}" for name in other),
+            advice="leave it out; for other runs name another file, or delete this one first",
+        )
 
 
 def _write(made: "Baseline", output: Path) -> None:
@@ -350,13 +401,7 @@ def _options(
     from .gate.running import Options
     from .outputs import parse_tokens
 
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise UsageError(
-            "--dtype",
-            expected="float32, bfloat16 or float16",
-            found=dtype,
-            advice="choose one of them",
-        )
+    _require_dtype(dtype)
     rows = [row for text in tokens or () for row in parse_tokens(text)]
     return Options(
         texts=tuple(prompt or ()),
@@ -368,6 +413,16 @@ def _options(
         generate=generate,
         trust_remote_code=trust_remote_code,
     )
+
+
+def _require_dtype(dtype: str) -> None:
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise UsageError(
+            "--dtype",
+            expected="float32, bfloat16 or float16",
+            found=dtype,
+            advice="choose one of them",
+        )
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from harness.taps import AXES_OF_TAP
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint
+    from tests.warm_recorder import WarmRecorder
 
 SIZES = {"B": 1, "T": 5, "S": 5, "H": 9, "K": 3, "D": 64, "C": 576, "F": 1536, "V": 49152}
 OUTER = ("embed", "final_norm", "logits")
@@ -579,3 +580,19 @@ def twin() -> Callable[..., Any]:
         return copied
 
     return copy_model
+
+
+@pytest.fixture(scope="session")
+def recorder_process() -> Iterator["WarmRecorder"]:
+    from tests.warm_recorder import WarmRecorder
+
+    made = WarmRecorder()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm(recorder_process: "WarmRecorder", monkeypatch: pytest.MonkeyPatch) -> "WarmRecorder":
+    """Records of the installed versions take no time to start; see tests/warm_recorder.py."""
+    monkeypatch.setattr("harness.gate.recording._run", recorder_process)
+    return recorder_process

@@ -58,8 +58,9 @@ def hash_of(array: Array) -> str:
 
 
 def pack(numbers: Floats) -> str:
-    """A sketch as text: float32, little-endian, in base64."""
-    return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
+    """A sketch as text: float32, little-endian, in base64; what is larger is its largest."""
+    largest = float(np.finfo(np.float32).max)
+    return base64.b64encode(numbers.clip(-largest, largest).astype("<f4").tobytes()).decode()
 
 
 def unpack(text: str) -> Floats:

@@ -182,11 +182,18 @@ def make_baseline(
         request = plan.request(target.folder, trust_remote_code=trust_remote_code)
         side = recorder.run(Path(sys.executable), request, name="the installed versions")
         _require_run(target, side.facts)
-        return _kept(side, target, plan, history)
+        made = _kept(side, target, plan, history)
+        _require_finite(made)
+        return made
 
 
 def refreshed(old: Baseline, fresh: Baseline, result: GateResult, reason: str) -> Baseline:
-    """A new baseline that says why it took the place of an old one, and what that hides."""
+    """A new baseline that says why it took the place of an old one, and what that hides.
+
+    Raises:
+        ParityError: It would protect nothing.
+    """
+    _require_finite(fresh)
     entry = Refresh(
         reason=" ".join(reason.split()),
         verdict=result.verdict.value,
@@ -215,6 +222,23 @@ def _require_run(target: Target, facts: Facts) -> None:
             expected="a model that the installed versions run",
             found=f"{failed.type} in {failed.stage}: {failed.message}"[:600],
             advice="mend that first: a baseline of a model that does not run protects nothing",
+        )
+
+
+def _require_finite(made: Baseline) -> None:
+    """Refuse NaN: after it everything is the same, whatever is computed.
+
+    Passes with pads may have it: a release may fill rows that read nothing with it.
+    """
+    whole = {each.name for each in made.head.plan.passes if each.attention_mask is None}
+    bad = [tap for tap in made.taps if tap.passed in whole and made.digest(tap.key).not_finite]
+    if any(tap.role == "logits" for tap in bad):
+        first = next(tap for tap in bad if tap.role in ("out", "logits"))
+        raise ParityError(
+            made.head.model,
+            expected="logits that are finite",
+            found=f"NaN or infinity, first in {first.name} of pass {first.passed}",
+            advice="mend the weights, or take a wider dtype: a baseline of NaN protects nothing",
         )
 
 
