@@ -34,14 +34,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _word(case: History, release: str) -> str:
+    if release in case.refused:
+        return "refused"
     return "good" if release in case.good else "bad"
 
 
 @pytest.fixture(scope="session")
-def historian() -> Iterator[Historian]:
-    """Runs releases, and keeps what several items need."""
-    with Historian(say=lambda line: None) as found:
-        yield found
+def historian(request: pytest.FixtureRequest) -> Iterator[Historian]:
+    """Runs releases: all that is selected of one release in one process."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    found = [call.params for call in calls if call is not None and "release" in call.params]
+    items = [(each["case"], each["release"]) for each in found]
+    with Historian(items, say=lambda line: None) as historian:
+        yield historian
 
 
 def test_history(historian: Historian, case: History, release: str) -> None:

@@ -47,13 +47,21 @@ def place(compared: Sequence[Compared]) -> Divergence | None:
     here = compared[since : carried + 1]
     differing = [each for each in here if each.state.differs]
     shown = [each for each in differing if not _aside(each, here)]
-    first = shown[0] if shown else compared[carried]
-    before = differing[: differing.index(first)]
+    first = _cause(shown[0], shown) if shown else compared[carried]
+    before = differing[: differing.index(shown[0] if shown else first)]
     return Divergence(
         change=first.change,
         carried_to=compared[carried].after.name,
         aside=tuple(each.after.name for each in before),
     )
+
+
+def _cause(first: Compared, shown: Sequence[Compared]) -> Compared:
+    """Scores are 0 where the mask hides: where both differ and nothing before, it is the mask."""
+    if first.after.role != "scores":
+        return first
+    masks = [c for c in shown if c.after.role == "mask" and c.after.module == first.after.module]
+    return masks[0] if masks else first
 
 
 def aside(compared: Sequence[Compared]) -> list[Compared]:

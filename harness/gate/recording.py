@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,15 @@ RECORDER = Path(__file__).parent.parent / "engines" / "recorder"
 #: Loads the recorder from its folder, under a name of its own: nothing else of ours is importable.
 BOOT = """
 import importlib, importlib.util, sys
-folder, request = sys.argv[1:]
+folder, *requests = sys.argv[1:]
 name = "parity_recorder"
 spec = importlib.util.spec_from_file_location(
     name, folder + "/__init__.py", submodule_search_locations=[folder]
 )
 sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[name])
-importlib.import_module(name + ".entry").main(request)
+for request in requests:
+    importlib.import_module(name + ".entry").main(request)
 """
 
 FACTS = "facts.json"
@@ -71,13 +72,62 @@ def record(python: Path, request: Request, *, folder: Path, timeout: float = TIM
             found="files in it",
             advice="name a new one",
         )
-    asked = folder / "request.json"
-    asked.write_bytes(msgspec.json.encode(document(request, folder)))
-    command = [str(python), "-c", BOOT, str(RECORDER), str(asked)]
-    code = _run(command, folder, _environment(python, request, folder), timeout)
+    command = [str(python), "-c", BOOT, str(RECORDER), str(_asked(request, folder))]
+    code = _run(command, folder, _environment(python, request.threads, folder), timeout)
     if not (folder / FACTS).is_file():
         return Record(Facts(failed=(gone := _gone(folder, code, timeout)), failures=(gone,)))
     return read_record(folder)
+
+
+def record_all(
+    python: Path, requests: Sequence[Request], *, folder: Path, timeout: float = TIMEOUT
+) -> list[Record]:
+    """Record several models in one process, which imports the libraries once.
+
+    One that ends the process is recorded again by itself, like those behind it.
+
+    Args:
+        python: The environment's interpreter.
+        requests: What to record, all with as many threads.
+        folder: Where the records go, a folder each; has to be empty.
+        timeout: In seconds, for each of them.
+
+    Raises:
+        UsageError: Numbers of threads differ, the folder is not empty, or the interpreter cannot be
+            started.
+    """
+    threads = {request.threads for request in requests}
+    if len(threads) > 1:
+        raise UsageError(
+            "records in one process",
+            expected="one number of threads",
+            found=", ".join(map(str, sorted(threads))),
+            advice="record them one by one",
+        )
+    folder = folder.absolute()
+    parts = [folder / str(i) for i in range(len(requests))]
+    asked = []
+    for request, part in zip(requests, parts, strict=True):
+        part.mkdir(parents=True)
+        asked.append(str(_asked(request, part)))
+    if asked:
+        command = [str(python), "-c", BOOT, str(RECORDER), *asked]
+        environment = _environment(python, threads.pop(), folder)
+        _run(command, folder, environment, timeout * len(asked))
+    found = []
+    for request, part in zip(requests, parts, strict=True):
+        if (part / FACTS).is_file():
+            found.append(read_record(part))
+        else:
+            found.append(record(python, request, folder=part / "alone", timeout=timeout))
+    return found
+
+
+def _asked(request: Request, folder: Path) -> Path:
+    """The request as a file in the folder of its record."""
+    asked = folder / "request.json"
+    asked.write_bytes(msgspec.json.encode(document(request, folder)))
+    return asked
 
 
 def read_record(folder: Path) -> Record:
@@ -114,13 +164,13 @@ def _arrays(path: Path) -> Mapping[str, Array]:
     return scan(path).map() if path.is_file() else {}
 
 
-def _environment(python: Path, request: Request, folder: Path) -> dict[str, str]:
+def _environment(python: Path, count: int, folder: Path) -> dict[str, str]:
     """The process's environment: no network, threads as asked for, nothing of ours."""
     kept = dict(os.environ)
     if python.absolute() != Path(sys.executable).absolute():
         for name in ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__"):
             kept.pop(name, None)
-    threads = str(request.threads)
+    threads = str(count)
     return kept | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

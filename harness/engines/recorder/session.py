@@ -34,6 +34,7 @@ _PACKAGES = (
 def begin(request: dict[str, Any], facts: dict[str, Any]) -> None:
     """Set what numbers depend on, and tell of the environment."""
     torch.set_num_threads(int(request["threads"]))
+    torch.manual_seed(0)  # whatever was recorded before in this process
     transformers.logging.set_verbosity_warning()
     transformers.logging.disable_progress_bar()
     facts["versions"] = {"python": platform.python_version()} | _versions()

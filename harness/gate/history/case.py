@@ -38,6 +38,7 @@ class History:
         way: What shows it.
         good: Releases without the bug, as :func:`~..wanted.parse_wanted` reads them.
         bad: Releases with it.
+        refused: Releases that refuse, with an error, what goes wrong on the bad ones.
         make: How the model is made.
         passes: What is run.
         left: Of two passes of one release, the one that is right.
@@ -61,6 +62,7 @@ class History:
     make: Make
     passes: tuple[Pass, ...]
     good: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     reports: tuple[str, ...] = ()
     left: str = ""
     right: str = ""
@@ -79,10 +81,11 @@ class History:
                 raise self._wrong(key, 'compare = "passes", which alone has sides', self.way.value)
         if not self.bad:
             raise self._wrong("bad", "a release that has the bug", "none")
-        if not self.good and (self.way is Way.RELEASES or not self.live):
+        if not self.good and (self.way is Way.RELEASES or not (self.live or self.refused)):
             raise self._wrong("good", "a release without the bug, to compare with", "none")
-        if both := set(self.good) & set(self.bad):
-            raise self._wrong("good", "releases that are not bad as well", ", ".join(sorted(both)))
+        every = (*self.good, *self.refused, *self.bad)
+        if twice := sorted({each for each in every if every.count(each) > 1}):
+            raise self._wrong("bad", "each release once, among good, refused or bad", twice[0])
         if self.live != ("installed" in self.bad):
             found = f"live = {str(self.live).lower()} and bad = {list(self.bad)}"
             raise self._wrong("live", '"installed" among the bad where it is true, else not', found)
@@ -102,7 +105,8 @@ class History:
     def releases(self) -> tuple[str, ...]:
         """All releases on which something is to be seen, in the order in which they are judged."""
         base = self.good[:1] if self.way is Way.RELEASES else ()
-        return tuple(each for each in (*self.good, *self.bad) if each not in base)
+        every = (*self.good, *self.refused, *self.bad)
+        return tuple(each for each in every if each not in base)
 
     def request(self, *, model: str | None = None, saved: bool = False) -> Request:
         """What a release is asked to run.

@@ -33,6 +33,7 @@ class _Pass(msgspec.Struct, forbid_unknown_fields=True):
 class _Make(msgspec.Struct, forbid_unknown_fields=True):
     config_class: str
     config: dict[str, Any] = {}
+    nulls: tuple[str, ...] = ()
     model_class: str = "AutoModelForCausalLM"
 
 
@@ -47,6 +48,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     bad: tuple[str, ...]
     make: _Make
     good: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     reports: tuple[str, ...] = ()
     passes: tuple[_Pass, ...] = (_Pass("prompt"),)
     left: str = ""
@@ -125,7 +127,12 @@ def parse_history(text: str, *, name: str, where: str = "history") -> History:
 
 
 def _history(read: _File, name: str) -> History:
-    for release in (*read.good, *read.bad, *([read.saved_by] if read.saved_by else [])):
+    for release in (
+        *read.good,
+        *read.refused,
+        *read.bad,
+        *([read.saved_by] if read.saved_by else []),
+    ):
         parse_wanted(release)
     return History(
         name=name,
@@ -136,7 +143,8 @@ def _history(read: _File, name: str) -> History:
         way=read.compare,
         bad=read.bad,
         good=read.good,
-        make=Make(read.make.config_class, TINY | read.make.config, read.make.model_class),
+        refused=read.refused,
+        make=Make(read.make.config_class, _config(read.make), read.make.model_class),
         passes=tuple(map(_pass, read.passes)),
         reports=read.reports,
         left=read.left,
@@ -147,6 +155,11 @@ def _history(read: _File, name: str) -> History:
         live=read.live,
         ci=read.ci,
     )
+
+
+def _config(read: _Make) -> dict[str, Any]:
+    """Arguments of the config; TOML has no word for null."""
+    return TINY | read.config | dict.fromkeys(read.nulls)
 
 
 def _pass(read: _Pass) -> Pass:

@@ -111,6 +111,10 @@ def surprise(case: History, shown: Shown) -> str:
         if shown.agrees:
             return ""
         return f"{where}: expected no bug, found {shown.verdict.value}: {shown.reason}"
+    if shown.release in case.refused:
+        if shown.verdict is GateVerdict.FAILING:
+            return ""
+        return f"{where}: expected an error, found {shown.verdict.value}: {shown.reason}"
     if shown.verdict is not GateVerdict.CHANGED:
         mended = "; if it is mended there, move it to good" if case.live else ""
         return f"{where}: expected the bug, found {shown.verdict.value}: {shown.reason}{mended}"
