@@ -367,7 +367,9 @@ def test_a_baseline_judges_as_the_record_it_is_of() -> None:
         assert b.low is not None
         assert b.high is not None
         assert b.low <= a.distance <= b.high
-    assert judge(kept(before), before, PASSES).verdict is GateVerdict.SAME
+    same = judge(kept(before), before, PASSES)
+    assert same.verdict is GateVerdict.SAME
+    assert {(each.distance, each.log_probability) for each in same.passes[0].logits} == {(0, 0)}
 
 
 def test_a_baseline_is_the_same_text_when_written_again() -> None:

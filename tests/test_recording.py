@@ -168,6 +168,13 @@ def test_noise_is_the_size_of_rounding(made: Record) -> None:
     assert last.noise > 1e-8 * float(np.linalg.norm(made.array(last.key)))
 
 
+def test_logits_at_pads_are_nobodys(made: Record) -> None:
+    logits = tap(made, "eager", "logits")
+    assert np.all(logits[0, 0] == 0)
+    assert np.all(np.any(logits != 0, axis=-1)[[0, 1], 1:])
+    assert np.any(logits[1, 0] != 0)
+
+
 def test_a_pass_without_taps_keeps_the_logits(made: Record) -> None:
     assert [each.tap for each in made.recorded_pass("logits alone").taps] == ["logits"]
     assert np.array_equal(tap(made, "logits alone", "logits"), tap(made, "prompt", "logits"))

@@ -75,8 +75,7 @@ def allowance(a: Tap, b: Tap, norm: float) -> float:
     """Up to which distance a difference of two runs is rounding.
 
     Each side is away from the exact value by its own rounding errors, as large as its distance to
-    a run in float64 shows, or, where that run rounds as well (a norm that transformers computes
-    in float32 whatever the dtype), by one rounding of the values themselves. Another order of
+    a run in float64 shows, and by no less than one rounding of the values. Another order of
     sums or another kernel errs as much in another direction. Booleans do not round.
     """
     if "bool" in (a.dtype, b.dtype):

@@ -155,7 +155,9 @@ def _positions(
         for c in chunk:
             if c.after.role != "logits":
                 continue
-            a, b = before.logits(c.before), after.logits(c.after)
+            b = after.logits(c.after)
+            # Of equal bits a baseline has kept rounded numbers; they are not to show.
+            a = b if c.state is TapState.SAME else before.logits(c.before)
             for x, y in zip(a, b, strict=False):
                 at = start + x.position
                 token = ids[x.row][at] if x.row < len(ids) and at < len(ids[x.row]) else -1
@@ -202,6 +204,11 @@ def _verdict(
 def _other_text(each: PassChange) -> bool:
     both = each.generated_before is not None and each.generated is not None
     return both and each.generated_before != each.generated
+
+
+def _times(ratio: float) -> str:
+    """Three digits, without a power of ten as long as people count in thousands."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if 100 <= ratio < 1e9 else f"{ratio:.3g}"
 
 
 def _parting(parted: Divergence) -> str:

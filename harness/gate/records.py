@@ -51,7 +51,8 @@ class Pass:
         name: Distinct within a request.
         token_ids: Rows of equal length, [B, T].
         chunks: Numbers of tokens fed one after the other, None for all at once.
-        attention_mask: Rows of 0 and 1, [B, T], None to give none.
+        attention_mask: Rows of 0 and 1, [B, T], None to give none. Logits are recorded as 0 at
+            pads: what a model computes there is nobody's.
         cache: Whether the model keeps a cache; needed for more than one chunk.
         forward: More arguments of ``forward``; lists become tensors, and ``position_ids`` are cut
             as the tokens are.

@@ -81,7 +81,7 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
         result = out[0] if logits is None else logits
         taps.offer(
             "output" if logits is None else "logits",
-            result,
+            _at_tokens(result, asked, start, end),
             module="",
             class_name=type(model).__name__,
             role="out" if logits is None else "logits",
@@ -94,6 +94,16 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
             )
         start = end
     return cache
+
+
+def _at_tokens(result: torch.Tensor, asked: dict[str, Any], start: int, end: int) -> torch.Tensor:
+    """What came out, with zeros at pads: what stands there is nobody's, and any kernel's."""
+    if asked["attention_mask"] is None:
+        return result
+    real = torch.tensor(asked["attention_mask"])[:, start:end].bool()
+    if result.shape[:2] != real.shape:
+        return result
+    return torch.where(real[..., None], result, torch.zeros((), dtype=result.dtype))
 
 
 def _arguments(asked: dict[str, Any], start: int, end: int, known: Any) -> dict[str, Any]:
