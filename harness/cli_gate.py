@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from .console import console, progress, reported, worst
 from .errors import ParityError, UsageError
 

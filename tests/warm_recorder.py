@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 SERVER = """
@@ -59,6 +60,7 @@ class WarmRecorder:
             start_new_session=True,
         )
         self.count = 0
+        self._one_at_a_time = Lock()
 
     def __call__(
         self, command: list[str], folder: Path, environment: dict[str, str], timeout: float
@@ -69,10 +71,11 @@ class WarmRecorder:
         assert self._process.stdout is not None
         asked: dict[str, Any] = {"command": command, "folder": str(folder)}
         asked["environment"] = environment
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        self.count += 1
-        return int(self._process.stdout.readline())
+        with self._one_at_a_time:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            self.count += 1
+            return int(self._process.stdout.readline())
 
     def close(self) -> None:
         """End the process and those that it made."""

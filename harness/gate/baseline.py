@@ -91,7 +91,7 @@ class Baseline:
     def of(cls, side: Side, head: Head) -> "Baseline":
         """Keep what a baseline keeps of a side that has every array."""
         return cls(
-            replace(head, facts=without_taps(side.facts)),
+            replace(head, facts=_portable(without_taps(side.facts))),
             side.taps,
             {tap.key: side.digest(tap.key) for tap in side.taps},
             {tap.key: side.logits(tap) for tap in side.taps if tap.role == "logits"},
@@ -111,6 +111,14 @@ class Baseline:
     def logits(self, tap: Tap) -> tuple[PositionLogits, ...]:
         """What is known of the logits of each position of a chunk."""
         return self._logits[tap.key]
+
+
+def _portable(facts: Facts) -> Facts:
+    """Without the folder that the config was read from."""
+    if facts.config is None:
+        return facts
+    config = {key: value for key, value in facts.config.items() if key != "_name_or_path"}
+    return replace(facts, config=config)
 
 
 def to_json(baseline: Baseline) -> bytes:

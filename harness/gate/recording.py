@@ -180,6 +180,7 @@ def _environment(python: Path, count: int, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
+        "TMPDIR": str(folder),  # torch makes a folder there, which goes with this one
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",
     }

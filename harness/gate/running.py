@@ -13,7 +13,7 @@ from ..errors import CheckpointError, ParityError
 from ..locate import locate
 from ..result import RunResult
 from .baseline import Baseline, Head, Refresh
-from .judging import Judged, judge
+from .judging import Judged, describe, judge
 from .plan import DEFAULT_TEXT, Plan, made_up, passes_for
 from .recording import record
 from .records import Facts, Pass, Request
@@ -204,14 +204,8 @@ def refreshed(old: Baseline, fresh: Baseline, result: GateResult, reason: str) -
 
 
 def _kept(side: RecordSide, target: Target, plan: Plan, history: tuple[Refresh, ...]) -> Baseline:
-    facts = replace(side.facts, config=_portable(side.facts.config))
-    head = Head(target.name, target.checkpoint.fingerprint, plan, facts, history)
+    head = Head(target.name, target.checkpoint.fingerprint, plan, side.facts, history)
     return Baseline.of(side, head)
-
-
-def _portable(config: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """A config without the folder that it was read from."""
-    return None if config is None else {k: v for k, v in config.items() if k != "_name_or_path"}
 
 
 def _require_run(target: Target, facts: Facts) -> None:
@@ -220,7 +214,7 @@ def _require_run(target: Target, facts: Facts) -> None:
         raise ParityError(
             target.name,
             expected="a model that the installed versions run",
-            found=f"{failed.type} in {failed.stage}: {failed.message}"[:600],
+            found=describe(failed),
             advice="mend that first: a baseline of a model that does not run protects nothing",
         )
 
