@@ -76,9 +76,10 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_reference_models.py -k law
 
-bench: $(WEIGHTS)
+bench: $(WEIGHTS) browser
 	$(BIN)/python benchmarks/cost.py --json reports/cost.json
 	$(BIN)/python benchmarks/diagnosis.py
+	$(BIN)/python benchmarks/opening.py
 
 score: $(WEIGHTS)
 	$(BIN)/parity faults score --models 3 --healthy 2000 --markdown docs/score.md \
