@@ -299,14 +299,16 @@ class Evidence(StrEnum):
     ``REPLAY``: the mistake, made on the candidate's own inputs, gives the candidate's output to
     rounding. ``PARAMETERS``: the candidate shows the parameter it holds. ``FIT``: a constant,
     fitted over all elements, excludes what the config says. ``SEGMENT``: as ``REPLAY``, over
-    several ops that the candidate did not tap. ``FORWARD``: a whole forward pass with the mistake
-    explains most of the difference.
+    several ops that the candidate did not tap. ``SKETCH``: the mistake gives what a sketch keeps of
+    the candidate's output. ``FORWARD``: a whole forward pass with the mistake explains most of the
+    difference.
     """
 
     REPLAY = "replay"
     PARAMETERS = "parameters"
     FIT = "fit"
     SEGMENT = "segment"
+    SKETCH = "sketch"
     FORWARD = "forward"
 
 

@@ -124,7 +124,7 @@ def test_a_search_is_advised_where_a_later_release_is_at_fault(
         for view in VIEWS.values():
             shown = " ".join(view(result).split())
             assert command in shown or view is VIEWS["junit"]
-            assert (gate_story.SEARCH in shown) == (view is not VIEWS["junit"])
+            assert (gate_story.search(result) in shown) == (view is not VIEWS["junit"])
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,21 @@ def test_the_search_saves_again_where_the_sides_did() -> None:
     result = replace(changed(), model="a b, saved by transformers 5.24.0")
     command = "parity bisect --good 5.24.0 --bad 4.57.6 --model 'a b' --resave"
     assert gate_story.bisect_command(result) == command
+
+
+def test_a_release_that_mends_the_model_is_told_as_that() -> None:
+    found = changed()
+    assert not found.mends
+    assert "stay with" in gate_story.tell(found)[-1][1]
+    own = replace(found.diagnoses[0], candidate=found.before.name)
+    mended = replace(found, diagnoses=(own,))
+    assert mended.mends
+    advice = gate_story.tell(mended)[-1][1]
+    assert "the upgrade mends the model" in advice
+    assert "stay with" not in advice
+    assert "--good 4.57.6 --bad 5.24.0" in gate_story.bisect_command(mended)
+    assert "mended" in gate_story.search(mended)
+    assert not replace(found, diagnoses=(own, *found.diagnoses)).mends
 
 
 def test_text_says_pass_and_step_once_where_they_are_the_same_in_all_rows() -> None:

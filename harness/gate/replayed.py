@@ -19,9 +19,10 @@ from ..environment import Stopwatch
 from ..errors import EngineError
 from ..outcome import conclude, prompt_result
 from ..padding import Padding
+from ..replay.call import Made
 from ..replay.lockstep import Record as Walked
 from ..replay.source import RecordedSource
-from ..result import EngineInfo, RunResult
+from ..result import EngineInfo, Fit, RunResult
 from ..subject import Subject, refusals_as_errors
 from ..taps import AXES_OF_TAP, split
 from ..walk import walk
@@ -33,6 +34,9 @@ if TYPE_CHECKING:  # at run time it brings torch along
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
+
+#: From the axes of the table of taps to the order in which an array was recorded.
+Stored = Callable[[Array], Array]
 
 _NOT_RECORDED = "not recorded"
 
@@ -120,6 +124,14 @@ class RecordedRun:
         found |= _inside_attention(self._map)
         return {**found, "logits": ("logits", _as_it_is)}
 
+    def canonical(self, recorded: str) -> tuple[str, Stored] | None:
+        """Name of a recorded tap in the table of taps, and the way back; None if it has none."""
+        for pattern, (name, lay) in self._patterns().items():
+            for n in range(self._layers if "{n}" in pattern else 1):
+                if name.format(n=n) == recorded and (stored := _way_back(lay)) is not None:
+                    return pattern.format(n=n), stored
+        return None
+
     def _names(
         self, held: Mapping[str, Tap]
     ) -> dict[str, tuple[Tap, Callable[[Array, int], Array]]]:
@@ -150,6 +162,15 @@ class _Laid:
         if layout == "BT(HD)":
             array = array.reshape(*array.shape[:-1], -1, self.head_dim)
         return array if layout == "BTC" else array.swapaxes(1, 2)
+
+
+def _way_back(lay: Callable[[Array, int], Array]) -> Stored | None:
+    """The inverse of a way to the axes of the table, up to how axes are merged."""
+    if not isinstance(lay, _Laid) or lay.hook.layout == "BTC":
+        return lambda array: array
+    if lay.hook.layout in ("BT(HD)", "BTHD"):
+        return lambda array: array.swapaxes(1, 2)
+    return None
 
 
 def _plain(hook: "Hook") -> bool:
@@ -191,6 +212,7 @@ def replay(
     threads: int,
     command: str,
     progress: Progress,
+    watch_op: Callable[[str, Made], None] | None = None,
 ) -> RunResult:
     """Replay every op of recorded runs on the reference.
 
@@ -202,7 +224,14 @@ def replay(
         threads: CPU threads.
         command: What the user typed.
         progress: Told how far it is.
+        watch_op: Called with the name of the pass and every op that a side taps.
     """
+
+    def measure(name: str, made: Made, found: Array, bound: Array) -> tuple[Fit, ...]:
+        if watch_op is not None:
+            watch_op(name, made)
+        return diagnosing.measure(made, found, bound)
+
     watch = Stopwatch()
     runs = [RecordedRun(side, name, subject) for name, side in sides.items()]
     diagnosing = Diagnosing(subject, runs)
@@ -224,7 +253,7 @@ def replay(
                 threads=threads,
                 progress=partial(progress, f"{each.name}: replay"),
                 on_failure=diagnosing.look,
-                measure=diagnosing.measure,
+                measure=partial(measure, each.name),
                 record=record,
             )
         diagnosing.end(record)

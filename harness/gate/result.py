@@ -240,6 +240,13 @@ class GateResult:
         return next((each.divergence for each in self.passes if each.divergence), None)
 
     @property
+    def mends(self) -> bool:
+        """Whether a cause is known and all of it is on the side before: the side after is right."""
+        return bool(self.diagnoses) and all(
+            each.causes and each.candidate == self.before.name for each in self.diagnoses
+        )
+
+    @property
     def exit_code(self) -> int:
         """Exit code of the command line: 0 same or rounding, 1 changed or failing, 3 otherwise."""
         return EXIT_CODES[self.verdict]

@@ -13,11 +13,11 @@ from ..errors import CheckpointError, ParityError
 from ..locate import locate
 from ..result import RunResult
 from .baseline import Baseline, Head, Refresh
+from .explaining import explain_result
 from .judging import Judged, describe, judge
 from .plan import DEFAULT_TEXT, Plan, made_up, passes_for
 from .recording import record
 from .records import Facts, Pass, Request
-from .replayed import has_reference, replay
 from .result import GateResult, GateVerdict, SideInfo
 from .side import RecordSide, Side
 
@@ -280,8 +280,14 @@ def run_gate(
         result = _result(judged, target, baseline, after, name, label, watch, command)
         outcome = Outcome(result)
         if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
-            outcome = explained(
-                outcome, target, {label: after}, plan.passes, command=command, progress=progress
+            outcome = _explained(
+                outcome,
+                target,
+                {label: after},
+                plan.passes,
+                baseline=baseline,
+                command=command,
+                progress=progress,
             )
         fresh = None
         if after.facts.failed is None:
@@ -338,47 +344,31 @@ def compare_sides(
     judged = judge(before, after, plan.passes)
     outcome = Outcome(_result(judged, target, before, after, name, other, watch, command))
     if judged.verdict in (GateVerdict.CHANGED, GateVerdict.ROUNDING):
-        return explained(outcome, target, sides, plan.passes, command=command, progress=progress)
+        return _explained(outcome, target, sides, plan.passes, command=command, progress=progress)
     return outcome
 
 
-def explained(
+def _explained(
     outcome: Outcome,
     target: Target,
     sides: Mapping[str, RecordSide],
     passes: Sequence[Pass],
     *,
+    baseline: Baseline | None = None,
     command: str,
     progress: Progress,
 ) -> Outcome:
-    """Why sides differ: what of them the reference does not compute, where there is one."""
-    from ..subject import load_subject
-
-    result = outcome.result
-    if not all(has_reference(side.facts, target.checkpoint.config) for side in sides.values()):
-        family = target.checkpoint.config.get("model_type")
-        note = f"There is no reference of {family}: the cause was not looked for."
-        return replace(outcome, result=replace(result, notes=(*result.notes, note)))
-    try:
-        subject = load_subject(target.checkpoint.path)
-        run = replay(
-            subject,
+    """Why sides differ."""
+    return Outcome(
+        *explain_result(
+            outcome.result,
+            target.checkpoint,
             sides,
             passes,
-            case=result.model,
-            threads=1,
+            baseline=baseline,
             command=command,
             progress=progress,
         )
-    except ParityError as error:
-        note = f"The cause was not looked for: {error}"
-        return replace(outcome, result=replace(result, notes=(*result.notes, note)))
-    return Outcome(replace(result, diagnoses=run.diagnoses, replayed=_replayed(run)), replayed=run)
-
-
-def _replayed(run: RunResult) -> str:
-    return "; ".join(
-        f"{each.candidate}: {each.verdict.value}, {each.reason}" for each in run.candidates
     )
 
 

@@ -14,6 +14,7 @@ _EVIDENCE = {
         "made on the candidate's own inputs and carried through ops that it does not tap, it gives"
         " the candidate's numbers"
     ),
+    Evidence.SKETCH: "made on the same inputs, it gives the sketch that the baseline keeps, and",
     Evidence.FORWARD: (
         "weaker evidence: the candidate shows too little to replay; a whole forward pass with it"
     ),

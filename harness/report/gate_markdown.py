@@ -50,7 +50,7 @@ def _blocks(result: GateResult) -> Iterator[Block]:
     yield Block("", [f"- {prose(each)}" for each in said])
     search = gate_story.bisect_command(result)
     if search:
-        yield Block(f"**{gate_story.SEARCH}**", (f"\n{fenced(search)}",))
+        yield Block(f"**{gate_story.search(result)}**", (f"\n{fenced(search)}",))
     if result.command:
         yield Block("**Run it again**", (f"\n{fenced(result.command)}",))
 

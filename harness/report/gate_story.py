@@ -19,8 +19,11 @@ _NOTHING = {
     ),
 }
 
-#: What stands before :func:`bisect_command`.
-SEARCH = "To find the release that changed it"
+_MENDED = (
+    "{after} computes what the reference does, and {before} did not: the upgrade mends the model."
+    " Upgrade, and write the baseline anew with that as the reason; what was made with {before}"
+    " (stored outputs, thresholds, fine-tuned weights) was made with the mistake."
+)
 
 #: What a model's name has behind it where both sides load what one of them saved.
 SAVED_BY = ", saved by "
@@ -43,6 +46,11 @@ def tell(result: GateResult) -> list[tuple[str, str]]:
     return [*rows, ("What to do", _advice(result))]
 
 
+def search(result: GateResult) -> str:
+    """What stands before :func:`bisect_command`."""
+    return f"To find the release that {'mended' if result.mends else 'changed'} it"
+
+
 def bisect_command(result: GateResult) -> str:
     """What to type for the release that changed the model; empty where that is no question.
 
@@ -55,7 +63,8 @@ def bisect_command(result: GateResult) -> str:
     if not other or before == after or not all(map(_RELEASE.fullmatch, (before, after))):
         return ""
     model, saved, _ = result.model.partition(SAVED_BY)
-    words = ["parity", "bisect", "--good", before, "--bad", after, "--model", model]
+    good, bad = (after, before) if result.mends else (before, after)
+    words = ["parity", "bisect", "--good", good, "--bad", bad, "--model", model]
     return shlex.join([*words, *(["--resave"] if saved else [])])
 
 
@@ -97,6 +106,8 @@ def _advice(result: GateResult) -> str:
             "Run both sides on the same model with the same dtype and number of threads, or write"
             " a baseline with the others to another file."
         )
+    if result.mends:
+        return _MENDED.format(before=result.before.name, after=result.after.name)
     causes_known = [each.causes[0].advice for each in result.diagnoses if each.causes]
     found = [
         f"{each[0].upper()}{each[1:].rstrip('.')}." for each in dict.fromkeys(causes_known) if each

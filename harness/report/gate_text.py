@@ -127,7 +127,7 @@ def _verdict(result: GateResult) -> RenderableType:
         Text(visible(result.summary)),
         Text(words.MEANINGS[result.verdict], style="dim"),
         *(Text(f"{label}: {visible(answer)}") for label, answer in told),
-        *([Text(f"{gate_story.SEARCH}: {visible(search)}")] if search else []),
+        *([Text(f"{gate_story.search(result)}: {visible(search)}")] if search else []),
     )
 
 
