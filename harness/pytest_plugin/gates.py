@@ -1,5 +1,6 @@
 """Baselines as test items: is it still the same model with the libraries that are installed?"""
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def _files(config: pytest.Config) -> dict[Path, str]:
     folder = config.invocation_params.dir if given else config.rootpath
     found = {}
     for name in given or config.getini("parity_baselines"):
-        path = (folder / name).absolute()
+        path = Path(os.path.abspath(folder / name))
         found[path.resolve()] = shown(path, config)
     return found
 
@@ -87,13 +88,13 @@ class GateItem(pytest.Item):
 
     def _run(self) -> "Outcome":
         from ..gate.baseline_file import read_baseline
-        from ..gate.running import find, run_gate
+        from ..gate.running import Target, find, run_gate
 
         baseline = read_baseline(self.path)
-        model = setting(self.config, "parity_model") or self._from_root(baseline.head.model)
+        name = setting(self.config, "parity_model") or baseline.head.model
         outcome, _ = run_gate(
             baseline,
-            find(model),
+            Target(name, find(self._from_root(name)).checkpoint),
             name=f"baseline {self.name}",
             command=shlex.join(["pytest", "--parity-baseline", self.name]),
             progress=lambda stage, done, total: None,
