@@ -2,6 +2,7 @@
 # make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
 # make laws    search for breaks of laws with models of any config, for a night
+# make history show bugs of released libraries again, on a dozen releases
 # make fuzz    damaged files and models of any config at random, many more than the tests draw
 # make bench   what comparing costs, as ratios to plain forward passes
 # make score   plant every fault in many models; 2,000 healthy runs (about an hour)
@@ -24,7 +25,7 @@ GEMMA3_STAMP := $(VENV)/.gemma3
 AXE := axe-core@4.14.1
 AXE_FOLDER := $(VENV)/.axe
 
-.PHONY: demo gemma3 browser test laws fuzz bench score lint format wheel clean help
+.PHONY: demo gemma3 browser test laws history fuzz bench score lint format wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -71,6 +72,9 @@ test: $(WEIGHTS) browser
 
 laws: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --parity-laws nightly cases/test_*_laws.py
+
+history: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --parity-history nightly cases/test_history.py
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/test_fuzz_*.py
