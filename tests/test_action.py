@@ -338,3 +338,22 @@ def test_with_the_real_command(
     written = sorted(path.name for path in (runner.folder / "out").iterdir())
     assert written == ["gate-base.html", "gate-base.json", "junit.xml", "summary.md"]
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_the_documented_workflow_uses_what_there_is() -> None:
+    text = (ROOT / "docs" / "ci.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    workflow = blocks[0]
+    (step,) = [
+        s for s in workflow["jobs"]["gate"]["steps"] if "logits-parity@" in s.get("uses", "")
+    ]
+    assert set(step["with"]) <= set(ACTION["inputs"])
+    needed = {name for name, each in ACTION["inputs"].items() if each.get("required")}
+    assert needed <= set(step["with"])
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "pull_request" in workflow[True]  # what YAML makes of `on`
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \|([^|]*)\|", text, re.MULTILINE))
+    assert set(rows) == set(ACTION["inputs"])
+    for name, shown in rows.items():
+        default = str(ACTION["inputs"][name].get("default", ""))
+        assert shown.strip("` ") in (default, "of the event"), name
