@@ -361,6 +361,30 @@ def smollm2() -> "Checkpoint":
 
 
 @pytest.fixture(scope="session")
+def smollm2_start(smollm2: "Checkpoint", tmp_path_factory: pytest.TempPathFactory) -> "Checkpoint":
+    """The first 12 of SmolLM2's 30 layers, its embedding and head: real weights at less cost.
+
+    What needs the whole depth runs on the whole model, in float32; `parity faults score` plants
+    every fault in all 30 layers in half precision, too.
+    """
+    from safetensors.numpy import save_file
+
+    from harness.checkpoint import load_checkpoint
+
+    layers, folder = 12, tmp_path_factory.mktemp("smollm2-start")
+    kept = {
+        name: array
+        for name, array in smollm2.tensors.items()
+        if not (found := re.match(r"model\.layers\.(\d+)\.", name)) or int(found[1]) < layers
+    }
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**smollm2.config, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(smollm2.path / "tokenizer.json", folder)
+    return load_checkpoint(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Directories of small models with weights large enough that every fault shows."""
     made: dict[str, Path] = {}

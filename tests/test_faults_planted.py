@@ -296,15 +296,15 @@ def test_smollm2_moved_weight_shows_in_the_numbers_alone(sixty_four_tokens: RunR
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_smollm2_in_half_precision_is_rounding_and_another_activation_is_placed(
-    smollm2: Checkpoint, load_model: Load, twin: Twin, dtype: str
+    smollm2_start: Checkpoint, load_model: Load, twin: Twin, dtype: str
 ) -> None:
-    model = load_model(smollm2.path, dtype=dtype)
+    model = load_model(smollm2_start.path, dtype=dtype)
     made = healthy_engines(model, twin)
     faulty = twin(model, attention="sdpa")
     plant_activation(faulty, 3, activation=Gelu)
     made.append(HFEngine(faulty, name="gelu"))
-    tokens = encode(smollm2, TEXT)[:64]
-    result = check(made, checkpoint=smollm2.path, token_ids=[tokens])
+    tokens = encode(smollm2_start, TEXT)[:64]
+    result = check(made, checkpoint=smollm2_start.path, token_ids=[tokens])
     for attention in ATTENTIONS:
         assert_healthy(result, attention)
         healthy = verdict(result, f"healthy {attention}")

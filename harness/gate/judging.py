@@ -226,5 +226,5 @@ def _parting(parted: Divergence) -> str:
     share = change.distance / change.norm
     words += f": it is {share:.2g} of its size away"
     if change.allowance:  # booleans do not round
-        words += f", {change.distance / change.allowance:.3g} times what rounding explains"
+        words += f", {_times(change.distance / change.allowance)} times what rounding explains"
     return f"{words}."
