@@ -83,6 +83,7 @@ fuzz: $(STAMP)
 bench: $(WEIGHTS) browser
 	$(BIN)/python benchmarks/cost.py --json reports/cost.json
 	$(BIN)/python benchmarks/diagnosis.py
+	$(BIN)/python benchmarks/gate.py
 	$(BIN)/python benchmarks/opening.py
 
 score: $(WEIGHTS)
