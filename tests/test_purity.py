@@ -57,6 +57,7 @@ EDGES = {
     "gate/bisect_state.py": "keeps what a search has judged",
     "gate/building.py": "makes environments with pip or uv",
     "gate/environments.py": "finds and makes environments",
+    "gate/history/__main__.py": "measures cases, keeps what was measured",
     "gate/history/case_file.py": "reads files of history",
     "gate/history/running.py": "keeps records in a temporary folder",
     "gate/index.py": "asks the package index, keeps its answer",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.errors import UsageError
-from harness.gate.recording import FACTS, TAPS, read_record, record
+from harness.gate.recording import FACTS, TAPS, read_record, record, record_all
 from harness.gate.records import Make, Pass, Record, Request
 
 PYTHON = Path(sys.executable)
@@ -341,3 +341,40 @@ def test_a_request_names_one_model_and_each_pass_once() -> None:
         replace(REQUEST, make=None)
     with pytest.raises(UsageError, match="passes of distinct names"):
         replace(REQUEST, passes=(PASSES[0], PASSES[0]))
+
+
+def small(hidden: int) -> Request:
+    passes = (Pass("prompt", IDS, generate=2),)
+    return Request(make=Make("LlamaConfig", CONFIG | {"intermediate_size": hidden}), passes=passes)
+
+
+def test_records_of_one_process_are_those_of_one_process_each(tmp_path: Path) -> None:
+    requests = [small(24), small(16), small(24)]
+    together = record_all(PYTHON, requests, folder=tmp_path / "together")
+    record(PYTHON, requests[2], folder=tmp_path / "alone")
+    assert [each.facts.failed for each in together] == [None] * 3
+    for name in (FACTS, TAPS):
+        alone = (tmp_path / "alone" / name).read_bytes()
+        assert (tmp_path / "together" / "2" / name).read_bytes() == alone
+        assert (tmp_path / "together" / "0" / name).read_bytes() == alone
+        assert (tmp_path / "together" / "1" / name).read_bytes() != alone
+
+
+def test_what_ends_a_process_of_several_is_recorded_by_itself(tmp_path: Path) -> None:
+    """The interpreter stands for a library that crashes on the second of two models."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f'#!/bin/sh\nif [ $# -gt 4 ]; then exec "{PYTHON}" "$1" "$2" "$3" "$4"; fi\n'
+        f'exec "{PYTHON}" "$@"\n'
+    )
+    fake.chmod(0o755)
+    found = record_all(fake, [small(24), small(16)], folder=tmp_path / "records")
+    assert [each.facts.failed for each in found] == [None, None]
+    assert (tmp_path / "records" / "1" / "alone" / FACTS).is_file()
+    assert not (tmp_path / "records" / "0" / "alone").exists()
+
+
+def test_records_of_one_process_have_one_number_of_threads(tmp_path: Path) -> None:
+    requests = [small(24), replace(small(24), threads=2)]
+    with pytest.raises(UsageError, match="expected one number of threads, found 1, 2"):
+        record_all(PYTHON, requests, folder=tmp_path)
