@@ -47,7 +47,7 @@ def main(
             kept.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
     if markdown is not None:
         versions = {"Python": platform.python_version()}
-        versions |= {name: version(name) for name in ("torch", "numpy")}
+        versions |= {name: version(name) for name in ("transformers", "torch", "numpy")}
         markdown.write_text(to_markdown(cases, known, versions=versions))
 
 
