@@ -10,7 +10,8 @@ Run it with ``make bench``, or ``python benchmarks/gate.py [--lengths 23 256] [-
 - digest: hashes, summaries and sketches of all intermediates, and the file of a baseline;
 - compare: two records, all elements; and a baseline with a record, digests.
 
-Then the size of a baseline by the size of a model of random weights. The best of the repeats counts.
+Then the size of a baseline by the size of a model of random weights. The best of the repeats
+counts.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def measure(target: Target, length: int, *, repeats: int) -> Iterator[Row]:
     yield row("plain forward", plain)
     model.to(torch.float64)
     yield row("plain forward in float64", best(forward, repeats))
-    del model
+    model = None  # its memory is wanted
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-bench-")))
         made: list[Record] = []
