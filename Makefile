@@ -2,7 +2,7 @@
 # make gemma3  the same on Gemma 3 270M (a download of 230 MB, under the Gemma terms of use)
 # make test    run the tests of everything
 # make laws    search for breaks of laws with models of any config, for a night
-# make history show bugs of released libraries again, on a dozen releases
+# make history show bugs of released libraries again, on fifteen releases
 # make fuzz    damaged files and models of any config at random, many more than the tests draw
 # make bench   what comparing costs, as ratios to plain forward passes
 # make score   plant every fault in many models; 2,000 healthy runs (about an hour)
