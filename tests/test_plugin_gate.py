@@ -16,12 +16,18 @@ from tests.warm_recorder import WarmRecorder
 
 pytest_plugins = ["pytester"]
 
-#: The plugin's modules go by another name; the recorder that is warm is theirs, too.
+#: The plugin's modules may be other ones than ours; the recorder that is warm is theirs, too.
 CONFTEST = """
 import builtins
 from logits_parity.harness.gate import recording
-if hasattr(builtins, "warm_recorder"):
-    recording._run = builtins.warm_recorder
+
+REAL = recording._run
+
+def pytest_configure():
+    recording._run = getattr(builtins, "warm_recorder", REAL)
+
+def pytest_unconfigure():
+    recording._run = REAL
 """
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 
