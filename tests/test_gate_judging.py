@@ -213,6 +213,16 @@ def test_infinities_are_more_than_rounding() -> None:
     assert found.divergence.change.state is TapState.NOT_FINITE
 
 
+def test_as_many_infinities_elsewhere_are_more_than_rounding() -> None:
+    before, after = values(), values()
+    for arrays, at in ((before, 0), (after, 1)):
+        arrays["model.layers.1"] = arrays["model.layers.1"].copy()
+        arrays["model.layers.1"][0, 0, at] = np.nan
+    found = judge(side(before), side(after), PASSES)
+    assert found.divergence is not None
+    assert found.divergence.change.state is TapState.NOT_FINITE
+
+
 def test_another_shape_is_more_than_rounding() -> None:
     after = values()
     after["logits"] = after["logits"][..., :4]

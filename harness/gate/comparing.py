@@ -41,7 +41,7 @@ def _compare(before: Arrays, after: Arrays, a: Tap, b: Tap) -> TapChange:
     distance: Distance | None = None
     if x.hash == y.hash and factor == 1.0:
         state = TapState.SAME
-    elif x.not_finite != y.not_finite:
+    elif x.not_finite != y.not_finite or _elsewhere(before, after, a, b):
         state = TapState.NOT_FINITE
     elif math.prod(a.shape) != math.prod(b.shape):
         state = TapState.RESHAPED
@@ -69,6 +69,17 @@ def _compare(before: Arrays, after: Arrays, a: Tap, b: Tap) -> TapChange:
         largest_before=x.largest,
         largest=y.largest,
     )
+
+
+def _elsewhere(before: Arrays, after: Arrays, a: Tap, b: Tap) -> bool:
+    """Whether as many values are not finite, but others; a baseline does not tell."""
+    if not before.digest(a.key).not_finite or math.prod(a.shape) != math.prod(b.shape):
+        return False
+    x, y = before.array(a.key), after.array(b.key)
+    if x is None or y is None:
+        return False
+    places = [np.isfinite(each.astype(np.float64).reshape(-1)) for each in (x, y)]
+    return not np.array_equal(*places)
 
 
 def allowance(a: Tap, b: Tap, norm: float) -> float:
