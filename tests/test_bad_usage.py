@@ -169,7 +169,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
         "model",
         "a readable result file",
         "is a directory",
-        "name a JSON file that `parity run` wrote",
+        "name a JSON file that `parity run`, `gate` or `upgrade` wrote",
     ),
 }
 

@@ -417,10 +417,7 @@ def test_what_uv_refuses_is_told_as_of_pip(
 def test_without_pip_the_one_of_python_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_pip(name: str) -> object:
-        return None if name == "pip" else find_spec(name)
-
-    monkeypatch.setattr("importlib.util.find_spec", without_pip)
+    monkeypatch.setattr("harness.gate.tools._pip_is_here", lambda: False)
     found = environment(parse_wanted("tinylib==1.0"), say=lambda line: None, folder=tmp_path)
     made = read_made(found.python.parent.parent)
     assert made is not None
@@ -428,6 +425,16 @@ def test_without_pip_the_one_of_python_does(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BuildError, match="expected uv, pip or Python's module ensurepip"):
         environment(parse_wanted("tinylib==2.0"), say=lambda line: None, folder=tmp_path)
+
+
+def test_looking_for_pip_leaves_distutils_alone() -> None:
+    """A package may have imported it: a finder of setuptools warns then, or fails."""
+    code = (
+        "import warnings; warnings.simplefilter('error'); import setuptools, sys, types\n"
+        "sys.modules['distutils'] = types.ModuleType('distutils')\n"
+        "from harness.gate.tools import pip_command; assert pip_command()[-1] == 'pip'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -16,19 +16,6 @@ from tests.warm_recorder import WarmRecorder
 
 pytest_plugins = ["pytester"]
 
-#: The plugin's modules may be other ones than ours; the recorder that is warm is theirs, too.
-CONFTEST = """
-import builtins
-from logits_parity.harness.gate import recording
-
-REAL = recording._run
-
-def pytest_configure():
-    recording._run = getattr(builtins, "warm_recorder", REAL)
-
-def pytest_unconfigure():
-    recording._run = REAL
-"""
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 
 
@@ -68,9 +55,9 @@ def project(
     recorder_process: WarmRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> pytest.Pytester:
-    monkeypatch.setattr("builtins.warm_recorder", recorder_process, raising=False)
+    # Under the plugin's name it is another module than under ours.
+    monkeypatch.setattr("logits_parity.harness.gate.recording._run", recorder_process)
     shutil.copytree(recorded, pytester.path, dirs_exist_ok=True)
-    pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\n")
     return pytester
 
@@ -207,7 +194,6 @@ def test_a_session_that_only_collects_baselines_imports_nothing_heavy(
         " '--parity-baseline', 'good.json'])\n"
         f"print('heavy:', sorted(set({heavy!r}) & set(sys.modules)))"
     )
-    (project.path / "conftest.py").unlink()
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=project.path
     )

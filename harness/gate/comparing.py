@@ -78,8 +78,8 @@ def _elsewhere(before: Arrays, after: Arrays, a: Tap, b: Tap) -> bool:
     x, y = before.array(a.key), after.array(b.key)
     if x is None or y is None:
         return False
-    places = [np.isfinite(each.astype(np.float64).reshape(-1)) for each in (x, y)]
-    return not np.array_equal(*places)
+    own, other = (np.isfinite(each.astype(np.float64).reshape(-1)) for each in (x, y))
+    return not np.array_equal(own, other)
 
 
 def allowance(a: Tap, b: Tap, norm: float) -> float:

@@ -1,5 +1,6 @@
 """Running pip and uv: which of them, with which variables, and what they say."""
 
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -128,6 +129,11 @@ def variables_of_uv_for_pip() -> dict[str, str]:
     return found
 
 
+def _pip_is_here() -> bool:
+    """Whether pip is on the path; a finder of setuptools, asked for it, would replace distutils."""
+    return importlib.machinery.PathFinder.find_spec("pip") is not None
+
+
 def pip_command(python: Path | None = None) -> list[str] | None:
     """How to run pip; None if there is none on this machine.
 
@@ -139,7 +145,7 @@ def pip_command(python: Path | None = None) -> list[str] | None:
             for this one.
     """
     interpreter = str(python or sys.executable)
-    if importlib.util.find_spec("pip") is not None:
+    if _pip_is_here():
         return [interpreter, "-I", "-m", "pip"]
     spec = importlib.util.find_spec("ensurepip")
     if spec is not None and spec.origin is not None:
