@@ -220,13 +220,14 @@ def smollm2_model(smollm2: Checkpoint, load_model: Load) -> Any:
 
 
 @pytest.fixture(scope="module")
-def five_tokens(smollm2: Checkpoint, smollm2_model: Any, twin: Twin) -> RunResult:
+def five_tokens(smollm2_start: Checkpoint, load_model: Load, twin: Twin) -> RunResult:
     """Each fault in a model of its own."""
-    made = healthy_engines(smollm2_model, twin)
-    made += faulty_engines(smollm2_model, twin, 17, HFEngine)
-    tokens = encode(smollm2, "The capital of France is")
+    model = load_model(smollm2_start.path)
+    made = healthy_engines(model, twin)
+    made += faulty_engines(model, twin, 7, HFEngine)
+    tokens = encode(smollm2_start, "The capital of France is")
     assert len(tokens) == 5
-    return check(made, checkpoint=smollm2.path, token_ids=[tokens])
+    return check(made, checkpoint=smollm2_start.path, token_ids=[tokens])
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -237,12 +238,12 @@ def test_smollm2_healthy_model_is_not_blamed(five_tokens: RunResult, attention: 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", FAULTS)
 def test_smollm2_fault_is_placed(five_tokens: RunResult, name: str, attention: str) -> None:
-    assert_placed(five_tokens, name, attention, 17)
+    assert_placed(five_tokens, name, attention, 7)
 
 
 def test_smollm2_reason_names_the_weight_that_moved(five_tokens: RunResult) -> None:
     reason = verdict(five_tokens, "weight eager").reason
-    assert "model.layers.17.mlp.up_proj.weight differs in 1 of 884736 elements" in reason
+    assert "model.layers.7.mlp.up_proj.weight differs in 1 of 884736 elements" in reason
     assert "most at [3, 5]" in reason
 
 

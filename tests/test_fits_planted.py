@@ -198,9 +198,9 @@ WIDE: list[Engine] = [
 
 
 @pytest.fixture(scope="module")
-def float32(smollm2: Checkpoint, load_model: Load, twin: Twin) -> RunResult:
-    model = load_model(smollm2.path)
-    return run(smollm2.path, model, twin, WIDE, encode(smollm2, TEXT)[:64])
+def float32(smollm2_start: Checkpoint, load_model: Load, twin: Twin) -> RunResult:
+    model = load_model(smollm2_start.path)
+    return run(smollm2_start.path, model, twin, WIDE, encode(smollm2_start, TEXT)[:64])
 
 
 @pytest.mark.parametrize(

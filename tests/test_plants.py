@@ -1,8 +1,8 @@
 """Every fault of the catalogue, planted in small transformers models, is caught, placed and named.
 
-Each plant is tried in two of the models that it fits, in turn, so that every one is tried and every
-model and attention implementation has its share; `parity faults score` tries all in all. Those of
-one model walk beside each other, and a failure lists every miss.
+Each plant is tried in one of the models that it fits, in turn, so that every one is tried and every
+model and attention implementation has its share; `parity faults score` (make score) tries all in
+all. Those of one model walk beside each other, and a failure lists every miss.
 """
 
 from collections.abc import Callable
@@ -102,8 +102,11 @@ def shares(tiny: Callable[..., Path]) -> dict[tuple[str, str], list[Plant]]:
     shares: dict[tuple[str, str], list[Plant]] = {setting: [] for setting in SETTINGS}
     for n, plant in enumerate(plants()):
         able = [s for s in SETTINGS if fits(plant, *s, configs[s[0]])]
-        for setting in {able[k % len(able)] for k in (n, n + len(able) // 2) if able}:
-            shares[setting].append(plant)
+        if able:
+            shares[able[n % len(able)]].append(plant)
+    for (name, attention), some in shares.items():
+        if not some:  # few fit here, and each has been tried elsewhere
+            some += [each for each in plants() if fits(each, name, attention, configs[name])][:3]
     return shares
 
 

@@ -168,7 +168,7 @@ def watched(way: str) -> tuple[torch.Tensor, Kept]:
     model, kept = Around(way).eval(), Kept()
     query, key, value = drawn(B, H, T, D), drawn(B, K, S, D, name="k"), drawn(B, K, S, D, name="v")
     watch = Watch(model, kept, B)
-    watch.begin("p", 0)
+    watch.begin("p", 0, T)
     with watch.installed():
         out = model(query, key, value)
     assert torch.equal(out, model(query, key, value)), "watching changes nothing"
@@ -230,7 +230,7 @@ class Odd(torch.nn.Module):
 def test_attention_of_unknown_form_costs_its_taps_alone_and_is_told() -> None:
     model, kept = torch.nn.Sequential(Odd(), torch.nn.Identity()), Kept()
     watch = Watch(model, kept, 3)
-    watch.begin("p", 0)
+    watch.begin("p", 0, T)
     with watch.installed(), pytest.warns(UserWarning, match="^0: taps inside attention left out:"):
         out = model(drawn(5, 3))
     assert out.shape == (5, 3)
@@ -239,7 +239,7 @@ def test_attention_of_unknown_form_costs_its_taps_alone_and_is_told() -> None:
 
 def test_a_mask_of_one_head_is_told_by_head() -> None:
     seen = {}
-    attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B)
+    attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B, T)
     mask = torch.ones(B, H, T, S, dtype=torch.bool)
     mask[:, 1, :, 0] = False
     given = drawn(B, H, T, D), drawn(B, H, S, D), drawn(B, H, S, D)
@@ -248,9 +248,27 @@ def test_a_mask_of_one_head_is_told_by_head() -> None:
     assert torch.equal(seen["mask"], mask)
 
 
+def test_query_heads_that_are_packed_as_positions_are_told_as_heads() -> None:
+    """As 5.24 hands over a single token of grouped heads where a mask is given."""
+    seen = {}
+    attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B, 1)
+    query, mask = drawn(B, H, 1, D), torch.ones(B, 1, 1, S, dtype=torch.bool)
+    mask[..., :2] = False
+    keys, values = drawn(B, K, S, D, name="k"), drawn(B, K, S, D, name="v")
+    given = query.reshape(B, K, H // K, D), keys, values
+    packed = mask.expand(B, 1, H // K, S)
+    out = functional.scaled_dot_product_attention(*given, attn_mask=packed)
+    attention.see("scaled_dot_product_attention", given, {"attn_mask": packed}, out)
+    assert torch.equal(seen["query"], query)
+    assert torch.equal(seen["mask"], mask[:, 0])
+    key, value = (each.repeat_interleave(H // K, 1) for each in (keys, values))
+    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    torch.testing.assert_close(seen["context"], expected)
+
+
 def test_causal_attention_without_a_mask_is_told_as_a_mask() -> None:
     seen = {}
-    attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B)
+    attention = Attention(lambda role, tensor, scale: seen.update({role: tensor}), B, T)
     given = drawn(B, H, T, D), drawn(B, H, T, D), drawn(B, H, T, D)
     out = functional.scaled_dot_product_attention(*given, is_causal=True)
     attention.see("scaled_dot_product_attention", given, {"is_causal": True}, out)
@@ -286,7 +304,7 @@ class Named(torch.nn.Module):
 def test_taps_are_named_by_module_and_call_and_equal_ones_share_an_array() -> None:
     model, kept = Chain().eval(), Kept()
     watch = Watch(model, kept, 1)
-    watch.begin("p", 0)
+    watch.begin("p", 0, T)
     with watch.installed():
         model(drawn(1, 3))
     found = [(each["tap"], each["key"]) for each in kept.taps["p"]]

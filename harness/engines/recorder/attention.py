@@ -33,11 +33,13 @@ class Attention:
     Args:
         emit: Receives what is found.
         batch: Number of rows.
+        length: Number of tokens of a row.
     """
 
-    def __init__(self, emit: Emit, batch: int) -> None:
+    def __init__(self, emit: Emit, batch: int, length: int) -> None:
         self._emit = emit
         self._batch = batch
+        self._length = length
         self._found: Product | None = None
         self._scale: float | None = 1.0
         self._terms: list[torch.Tensor] = []
@@ -139,7 +141,9 @@ class Attention:
         given = dict(zip(names, args, strict=False)) | kwargs
         query, key = self._heads(given["query"]), self._heads(given["key"])
         scale = given.get("scale")
-        self._emit("query", query, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        self._emit(
+            "query", self._apart(query), 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        )
         self._emit("key", _once(key), None)
         self._emit("value", _once(self._heads(given["value"])), None)
         shape = (*query.shape[:3], key.shape[2])
@@ -150,12 +154,21 @@ class Attention:
         else:
             whole = torch.broadcast_to(mask, shape)
             seen = whole if mask.dtype == torch.bool else whole >= _HIDDEN
-        self._emit("mask", _for_all_heads(seen), None)
+        self._emit("mask", _for_all_heads(self._apart(seen)), None)
         if mask is not None and mask.dtype != torch.bool:
-            self._terms = [whole]
-            self._bias(~seen)
+            self._terms = [self._apart(whole)]
+            self._bias(~self._apart(seen))
             self._terms = []
-        self._emit("context", self._heads(out), None)
+        self._emit("context", self._apart(self._heads(out)), None)
+
+    def _apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[B, H, 1, ...] of a single token whose query heads are packed as [B, K, H/K, ...].
+
+        Since 5.24 the heads of one kv head may be handed over as if they were positions.
+        """
+        if self._length != 1 or tensor.shape[2] == 1:
+            return tensor
+        return tensor.reshape(tensor.shape[0], -1, 1, tensor.shape[-1])
 
     def _heads(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor [..., T, D] as [B, H, T, D], wherever its heads are."""

@@ -72,7 +72,7 @@ def _forward(model: Any, asked: dict[str, Any], ids: torch.Tensor, taps: Taps) -
             ours = ours or cache_name == "cache_params"
             if ours and "cache_position" in known:
                 given["cache_position"] = torch.arange(start, end)
-        watch.begin(asked["name"], chunk)
+        watch.begin(asked["name"], chunk, length)
         with ExitStack() as stack:
             if asked["taps"]:
                 stack.enter_context(watch.installed())

@@ -30,12 +30,14 @@ class Watch:
         self._model = model
         self._taps = taps
         self._batch = batch
+        self._length = 0
         self._running: list[_Call] = []
         self._calls: Counter[str] = Counter()
 
-    def begin(self, name: str, chunk: int) -> None:
-        """A chunk of a pass begins."""
+    def begin(self, name: str, chunk: int, length: int) -> None:
+        """A chunk of a pass begins, with so many tokens in a row."""
         self._taps.begin(name, chunk)
+        self._length = length
         self._running.clear()
         self._calls.clear()
 
@@ -107,7 +109,7 @@ class Watch:
         if waiting is not None:
             return waiting
         call = self._running[-1]
-        call.attention = call.attention or Attention(call.emit, self._batch)
+        call.attention = call.attention or Attention(call.emit, self._batch, self._length)
         return call
 
 
