@@ -36,8 +36,9 @@ from harness.gate.judging import judge
 from harness.gate.plan import Plan, passes_for
 from harness.gate.recording import record
 from harness.gate.records import Record
-from harness.gate.running import Options, Target, find, make_baseline, make_plan
+from harness.gate.running import make_baseline
 from harness.gate.side import RecordSide
+from harness.gate.target import Options, Target, find, make_plan
 
 CASE = Path(__file__).parent.parent / "cases" / "smollm2.toml"
 

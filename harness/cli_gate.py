@@ -12,7 +12,7 @@ from .errors import ParityError, UsageError
 
 if TYPE_CHECKING:
     from .gate.baseline import Baseline
-    from .gate.running import Options, Target
+    from .gate.target import Options, Target
 
 _Model = Annotated[str, typer.Argument(metavar="MODEL", help="Path, hub id or package:PKG/FILE.")]
 _Prompts = Annotated[
@@ -123,7 +123,8 @@ def gate(
     codes: list[int] = []
     with reported(codes, debug=debug):
         from .gate.baseline_file import read_baseline
-        from .gate.running import find, run_gate
+        from .gate.running import run_gate
+        from .gate.target import find
         from .report.gate_outputs import GateOutputs
 
         outputs = GateOutputs(json_file, None if no_report else report_dir, markdown, junit)
@@ -284,7 +285,7 @@ def bisect(
 
 def _found_again(model: str, baseline_file: Path) -> "Target":
     """The model of a baseline, where it was."""
-    from .gate.running import find
+    from .gate.target import find
 
     try:
         return find(model)
@@ -295,7 +296,8 @@ def _found_again(model: str, baseline_file: Path) -> "Target":
 
 
 def _first(model: str, output: Path, options: "Options") -> None:
-    from .gate.running import find, make_baseline, make_plan
+    from .gate.running import make_baseline
+    from .gate.target import find, make_plan
 
     target = find(model)
     with progress("baseline") as show:
@@ -313,7 +315,8 @@ def _refresh(
 ) -> None:
     """Show what a new baseline would hide; replace the old one if there is a reason."""
     from .gate.baseline_file import read_baseline
-    from .gate.running import find, refreshed, run_gate
+    from .gate.running import refreshed, run_gate
+    from .gate.target import find
     from .report.gate_text import GateView
 
     old = read_baseline(output)
@@ -358,7 +361,7 @@ def _require_same_runs(
         options: What would be run.
         given: Names of the options that the user gave.
     """
-    from .gate.running import make_plan
+    from .gate.target import make_plan
 
     plan = old.head.plan
     if not given or make_plan(target, options) == plan:
@@ -399,7 +402,7 @@ def _options(
     generate: int,
     trust_remote_code: bool,  # noqa: FBT001 - handed on as typer hands it to the commands
 ) -> "Options":
-    from .gate.running import Options
+    from .gate.target import Options
     from .outputs import parse_tokens
 
     _require_dtype(dtype)

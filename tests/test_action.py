@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from harness.gate.baseline_file import write_baseline
-from harness.gate.running import Options, find, make_baseline, make_plan
+from harness.gate.running import make_baseline
+from harness.gate.target import Options, find, make_plan
 from tests.test_ci_changed import commit, git
 from tests.warm_recorder import WarmRecorder
 

@@ -356,7 +356,8 @@ def test_a_model_type_that_nobody_knows_is_refused_or_runs_its_own_code(desk: Pa
 
 def test_two_at_once_write_whole_files(desk: Path, recorded: dict[str, bytes]) -> None:
     """They are told apart by process: here, by threads that call what the command calls."""
-    from harness.gate.running import Options, find, make_baseline, make_plan
+    from harness.gate.running import make_baseline
+    from harness.gate.target import Options, find, make_plan
 
     def one(_: int) -> bytes:
         target = find("model")

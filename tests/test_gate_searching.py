@@ -11,9 +11,10 @@ from harness.gate import searching
 from harness.gate.environments import Environment
 from harness.gate.records import Failure
 from harness.gate.result import GateVerdict
-from harness.gate.running import Options, Recorder
+from harness.gate.running import Recorder
 from harness.gate.searching import Found, SearchRequest, search
 from harness.gate.side import RecordSide
+from harness.gate.target import Options
 from harness.gate.wanted import Wanted
 from tests.test_gate_judging import moved, side, values
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.gate.baseline_file import write_baseline
-from harness.gate.running import Options, find, make_baseline, make_plan
+from harness.gate.running import make_baseline
+from harness.gate.target import Options, find, make_plan
 from tests.warm_recorder import WarmRecorder
 
 pytest_plugins = ["pytester"]

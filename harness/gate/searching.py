@@ -18,8 +18,9 @@ from .index import releases
 from .judging import judge
 from .plan import Plan
 from .result import GateVerdict
-from .running import Options, Outcome, Progress, Recorder, Target, compare_sides, find, make_plan
+from .running import Outcome, Progress, Recorder, compare_sides
 from .side import RecordSide
+from .target import Options, Target, find, make_plan
 from .upgrading import Say, resaved
 from .wanted import parse_wanted
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from ..errors import ParityError, UsageError
 from .environments import Environment, environment
 from .records import Request
-from .running import Options, Outcome, Progress, Recorder, Target, find, make_plan, run_pair
+from .running import Outcome, Progress, Recorder, run_pair
+from .target import Options, Target, find, make_plan
 from .wanted import parse_wanted
 
 Say = Callable[[str], None]

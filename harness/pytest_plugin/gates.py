@@ -88,7 +88,8 @@ class GateItem(pytest.Item):
 
     def _run(self) -> "Outcome":
         from ..gate.baseline_file import read_baseline
-        from ..gate.running import Target, find, run_gate
+        from ..gate.running import run_gate
+        from ..gate.target import Target, find
 
         baseline = read_baseline(self.path)
         name = setting(self.config, "parity_model") or baseline.head.model
