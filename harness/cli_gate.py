@@ -315,6 +315,7 @@ def _refresh(
 ) -> None:
     """Show what a new baseline would hide; replace the old one if there is a reason."""
     from .gate.baseline_file import read_baseline
+    from .gate.result import GateVerdict
     from .gate.running import refreshed, run_gate
     from .gate.target import find
     from .report.gate_text import GateView
@@ -340,11 +341,15 @@ def _refresh(
             advice="mend that, or write a baseline to another file",
         )
     if not (reason or "").strip():
+        same = outcome.result.verdict is GateVerdict.SAME
+        hides = "--reason, for a new baseline hides what is shown above"
         raise UsageError(
             str(output),
-            expected="--reason, for a new baseline hides what is shown above",
+            expected="--reason, for there is a baseline already" if same else hides,
             found="none",
-            advice=f'write --reason "..." if that is meant ({outcome.result.verdict.value})',
+            advice="leave it as it is: nothing has changed, and no new one is needed"
+            if same
+            else f'write --reason "..." if that is meant ({outcome.result.verdict.value})',
         )
     _write(refreshed(old, fresh, outcome.result, str(reason)), output)
 

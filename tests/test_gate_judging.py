@@ -398,8 +398,14 @@ def test_a_baseline_is_the_same_text_when_written_again() -> None:
         lambda data: re.sub(rb'"[\w+/]{64}"', b'"!"', data, count=1),
         lambda data: data.replace(b'"taps"', b'"tabs"'),
         lambda data: data.replace(b'"dtype":"float32"', b'"dtype":[32]'),
+        lambda data: data.replace(b'"dtype":"float32"', b'"dtype":"float99"', 1),
+        lambda data: re.sub(rb'"logits": \[\n.*?\n\]', b'"logits": [\n]', data, flags=re.S),
+        lambda data: re.sub(rb'"taps": \[\n.*?\n\]', b'"taps": [\n]', data, flags=re.S),
     ],
-    ids=["cut off", "version", "no object", "sketch", "no taps", "facts"],
+    ids=[
+        *("cut off", "version", "no object", "sketch", "no taps", "facts"),
+        *("dtype of the plan", "no rows of logits", "no rows of taps"),
+    ],
 )
 def test_a_damaged_baseline_is_refused(damage: Callable[[bytes], bytes]) -> None:
     data = to_json(Baseline.of(side(values()), Head("m", "f", Plan(PASSES), Facts())))

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .compact import pack_modules, pack_parameters, unpack_modules, unpack_parameters
 from .digest import Digest, pack, unpack
 from .logits import PositionLogits
-from .plan import Plan
+from .plan import Plan, incomplete
 from .records import Facts
 from .side import Side, Tap, without_taps
 
@@ -140,12 +140,12 @@ def from_json(data: bytes, *, where: str) -> Baseline:
     """
     try:
         raw = msgspec.json.decode(data)
-        found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else type(raw)
+        found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else None
         if found != (FORMAT, VERSION):
             raise UsageError(
                 where,
                 expected=f"format {FORMAT} version {VERSION}",
-                found=str(found),
+                found=f"format {found[0]} version {found[1]}" if found else "no JSON object",
                 advice=_ADVICE,
             )
         facts = raw["facts"]
@@ -153,7 +153,11 @@ def from_json(data: bytes, *, where: str) -> Baseline:
         facts["parameters"] = unpack_parameters(facts["parameters"])
         head = msgspec.convert({key: raw[key] for key in Head.__dataclass_fields__}, Head)
         taps, digests = _read_taps(raw["taps"], head.facts)
-        return Baseline(head, taps, digests, _read_logits(raw["logits"]))
+        logits = _read_logits(raw["logits"])
+        lacking = incomplete(head.plan, taps, logits)
+        if lacking:
+            raise ValueError(lacking)
+        return Baseline(head, taps, digests, logits)
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             where,

@@ -20,7 +20,7 @@ def read_baseline(path: Path) -> Baseline:
             str(path),
             expected="a baseline that can be read",
             found=(error.strerror or type(error).__name__).lower(),
-            advice=f"write one: parity baseline MODEL -o {path}",
+            advice="name a file that `parity baseline MODEL -o FILE` wrote",
         ) from None
     return from_json(data, where=str(path))
 

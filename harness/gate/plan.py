@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .logits import PositionLogits
 from .records import Pass, Request
+from .side import Tap
+
+#: Dtypes in which a model can be run.
+DTYPES = ("float32", "bfloat16", "float16")
 
 #: Runs where nobody names a prompt: digits, accents, code, two scripts, spaces in a row.
 DEFAULT_TEXT = "On 3 May, Zoë sold 12 crêpes:\n    total = 12 * 7.5  # 北京"
@@ -85,6 +90,32 @@ def passes_for(
         taps=False,
     )
     return (*passes, padded) if any(pads) else tuple(passes)
+
+
+def incomplete(
+    plan: Plan, taps: Sequence[Tap], logits: Mapping[str, Sequence[PositionLogits]]
+) -> str:
+    """What a plan cannot be, or what is lacking of its outcome; empty for nothing.
+
+    Every chunk of every pass ends in logits (or, of a model without a head, in its output), with
+    each of their positions.
+    """
+    if plan.dtype not in DTYPES or plan.threads < 1:
+        return f"a plan of dtype {plan.dtype} on {plan.threads} threads"
+    ends = {(tap.passed, tap.chunk): tap for tap in taps if tap.role in ("logits", "out")}
+    for each in plan.passes:
+        for chunk, length in enumerate(each.chunks or (len(each.token_ids[0]),)):
+            end = ends.get((each.name, chunk))
+            if end is None:
+                return f"no output of chunk {chunk} of pass {each.name}"
+            positions = len(each.token_ids) * length
+            if end.role == "logits" and len(logits.get(end.key, ())) != positions:
+                found = len(logits.get(end.key, ()))
+                return (
+                    f"logits of {found} positions of chunk {chunk} of pass {each.name}, not of"
+                    f" {positions}"
+                )
+    return ""
 
 
 def made_up(vocabulary: int) -> tuple[int, ...]:

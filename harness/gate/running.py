@@ -298,7 +298,9 @@ def _result(
         summary=judged.reason,
         model=target.name,
         before=_info(name, before.facts),
-        after=_info(other, after.facts) if after else SideInfo("not run", {}, {}),
+        after=_info(other, after.facts)
+        if after
+        else SideInfo("what is installed (not run)", {}, {}),
         passes=judged.passes,
         taps=judged.taps,
         facts=judged.facts,

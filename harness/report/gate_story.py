@@ -11,6 +11,9 @@ from . import gate_words as words
 _SUSPECTS = ("config", "default", "attention", "model class", "modules", "versions", "machine")
 _MOST = 3
 
+#: Packages that numbers depend on, what is most likely to blame first.
+_PACKAGES = ("transformers", "torch", "tokenizers", "safetensors", "numpy")
+
 _NOTHING = {
     GateVerdict.SAME: "Nothing.",
     GateVerdict.ROUNDING: (
@@ -115,9 +118,15 @@ def _advice(result: GateResult) -> str:
     if not found:
         failing = result.verdict is GateVerdict.FAILING
         found = ["Read the error: it may name what the model lacks." if failing else _OTHERWISE]
-    return " ".join([*found, f"Until then stay with {_kept(result.before)}."])
+    kept = _kept(result.before, result.after)
+    return " ".join([*found, *([f"Until then stay with {kept}."] if kept else [])])
 
 
-def _kept(side: SideInfo) -> str:
-    version = side.versions.get("transformers")
-    return f"transformers=={version}" if version else side.name
+def _kept(before: SideInfo, after: SideInfo) -> str:
+    """Releases before of what is another one after, what numbers depend on most first."""
+    moved = [
+        f"{name}=={before.versions[name]}"
+        for name in _PACKAGES
+        if name in before.versions and before.versions[name] != after.versions.get(name)
+    ]
+    return ", ".join(moved[:1] if moved and moved[0].startswith("transformers") else moved)
