@@ -79,7 +79,14 @@ def baseline(
     codes: list[int] = []
     with reported(codes, debug=debug):
         options = _options(
-            prompt, tokens, dtype, attention, threads, decode, generate, trust_remote_code
+            prompt,
+            tokens,
+            dtype,
+            attention,
+            threads,
+            decode,
+            generate,
+            trust_remote_code=trust_remote_code,
         )
         if output.exists():
             # By name: typer has an enumeration of its own, or click's, by its release.
@@ -192,7 +199,14 @@ def upgrade(
 
         outputs = GateOutputs(json_file, None if no_report else report_dir, markdown, junit)
         options = _options(
-            prompt, tokens, dtype, attention, threads, decode, generate, trust_remote_code
+            prompt,
+            tokens,
+            dtype,
+            attention,
+            threads,
+            decode,
+            generate,
+            trust_remote_code=trust_remote_code,
         )
         with progress("upgrade") as show:
             outcome = compare_releases(
@@ -256,7 +270,14 @@ def bisect(
 
         outputs = GateOutputs(json_file, None if no_report else report_dir, markdown, junit)
         options = _options(
-            prompt, tokens, dtype, attention, threads, decode, generate, trust_remote_code
+            prompt,
+            tokens,
+            dtype,
+            attention,
+            threads,
+            decode,
+            generate,
+            trust_remote_code=trust_remote_code,
         )
         stem = f"bisect-{package}-{good}-{bad}"
         request = SearchRequest(
@@ -405,7 +426,8 @@ def _options(
     threads: int,
     decode: int,
     generate: int,
-    trust_remote_code: bool,  # noqa: FBT001 - handed on as typer hands it to the commands
+    *,
+    trust_remote_code: bool,
 ) -> "Options":
     from .gate.target import Options
     from .outputs import parse_tokens
@@ -425,7 +447,9 @@ def _options(
 
 
 def _require_dtype(dtype: str) -> None:
-    if dtype not in ("float32", "bfloat16", "float16"):
+    from .gate.plan import DTYPES
+
+    if dtype not in DTYPES:
         raise UsageError(
             "--dtype",
             expected="float32, bfloat16 or float16",

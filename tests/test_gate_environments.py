@@ -561,7 +561,8 @@ def test_releases_that_were_never_listed_are_told(tmp_path: Path) -> None:
 def test_the_tool_is_uv_where_it_is_and_was_told_what_pip_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    there: bool,  # noqa: FBT001 - a parameter of the test
+    *,
+    there: bool,
     words: dict[str, str],
     tool: str,
 ) -> None:

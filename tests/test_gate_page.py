@@ -2,46 +2,25 @@
 
 import base64
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from harness.report.gate_html import to_html
+from tests.chromium import AXE, EVIL, chromium, lack
 from tests.gate_results import EXAMPLES, changed, hostile
 
-AXE = Path(__file__).parents[1] / ".venv" / ".axe" / "axe.min.js"
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 RUN_AXE = "const done = arguments[0]; axe.run().then((r) => done(r.violations.map((v) => v.id)))"
-
-
-def lack(what: str) -> None:
-    """Skip a test that this machine cannot run; where a browser is required, that is a failure."""
-    if os.environ.get("PARITY_BROWSER") == "required":
-        pytest.fail(f"{what}; `make browser` installs it")
-    pytest.skip(f"{what}; `make browser` installs it")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        lack("there is no chromium with a chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium)
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.add_argument("--window-size=1300,900")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found: Any = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(driver)))
-    yield found
-    found.quit()
+    with chromium(1300, 900) as found:
+        yield found
 
 
 def open_page(browser: Any, folder: Path, page: str, *, scheme: str = "light") -> None:

@@ -1,13 +1,11 @@
 """The index page in a real browser: silent, filtered by keyboard, a plain table without script."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -15,33 +13,15 @@ from selenium.webdriver.support.ui import Select
 from harness.report.folder import read_folder
 from harness.report.index import to_index
 from harness.result import RunResult, Verdict, to_json
+from tests.chromium import AXE, EVIL, chromium, lack
 
 Sample = Callable[..., RunResult]
-AXE = Path(__file__).parents[1] / ".venv" / ".axe" / "axe.min.js"
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
-
-
-def lack(what: str) -> None:
-    """Skip a test that this machine cannot run; where a browser is required, that is a failure."""
-    if os.environ.get("PARITY_BROWSER") == "required":
-        pytest.fail(f"{what}; `make browser` installs it")
-    pytest.skip(f"{what}; `make browser` installs it")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        lack("there is no chromium with a chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium)
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.add_argument("--window-size=1400,700")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found: Any = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(driver)))
-    yield found
-    found.quit()
+    with chromium(1400, 700) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

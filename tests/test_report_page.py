@@ -1,8 +1,6 @@
 """The page in a real browser: it loads alone and silently, and is usable by keyboard."""
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -19,24 +16,18 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from harness.report.html import to_html
 from harness.result import RunResult, Verdict
 from harness.spread import encode
+from tests.chromium import AXE, chromium, lack
+from tests.chromium import EVIL as MARKUP
 
 Make = Callable[..., RunResult]
-AXE = Path(__file__).parents[1] / ".venv" / ".axe" / "axe.min.js"
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>{{7*7}}\u202e"
+EVIL = f"{MARKUP}{{{{7*7}}}}\u202e"
 CULPRIT = "layers.1.attn.q_rope"
-
-
-def lack(what: str) -> None:
-    """Skip a test that this machine cannot run; where a browser is required, that is a failure."""
-    if os.environ.get("PARITY_BROWSER") == "required":
-        pytest.fail(f"{what}; `make browser` installs it")
-    pytest.skip(f"{what}; `make browser` installs it")
 
 
 class Tab:
     """A browser's tab, and what it said and asked for since it was last opened."""
 
-    def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
+    def __init__(self, driver: Any, folder: Path) -> None:
         self.driver = driver
         self.folder = folder
 
@@ -45,7 +36,7 @@ class Tab:
         path = self.folder / "page.html"
         path.write_bytes(page.encode("utf-8"))
         self.complaints()
-        self.driver.get_log("performance")  # type: ignore[no-untyped-call]
+        self.driver.get_log("performance")
         self.driver.get(path.as_uri())
         if ready:
             WebDriverWait(self.driver, 60).until(
@@ -56,22 +47,24 @@ class Tab:
 
     def complaints(self) -> list[str]:
         """What the console says."""
-        log = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        log = self.driver.get_log("browser")
         return [entry["message"] for entry in log]
 
     def requests(self) -> list[str]:
         """Addresses asked for, but for the page itself and what it holds."""
-        log = self.driver.get_log("performance")  # type: ignore[no-untyped-call]
+        log = self.driver.get_log("performance")
         sent = [json.loads(entry["message"])["message"] for entry in log]
         urls = [m["params"]["request"]["url"] for m in sent if m["method"].endswith("BeSent")]
         own = (self.folder / "page.html").as_uri()
         return [url for url in urls if not url.startswith((own, "data:"))]
 
     def find(self, selector: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+        found: WebElement = self.driver.find_element(By.CSS_SELECTOR, selector)
+        return found
 
     def all(self, selector: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+        found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return found
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -80,7 +73,8 @@ class Tab:
         """Press keys wherever the focus is; returns where it is then."""
         for key in keys:
             self.driver.switch_to.active_element.send_keys(key)
-        return self.driver.switch_to.active_element
+        found: WebElement = self.driver.switch_to.active_element
+        return found
 
     def detail(self) -> WebElement:
         """The details of a field, once what it says has been unpacked."""
@@ -103,19 +97,8 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        lack("there is no chromium with a chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium)
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.add_argument("--window-size=1400,1000")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(str(driver))
-    browser = webdriver.Chrome(options=options, service=service)
-    yield Tab(browser, tmp_path_factory.mktemp("page"))
-    browser.quit()
+    with chromium(1400, 1000) as browser:
+        yield Tab(browser, tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """The terminal view of a gate: rich renderables, and plain text for pytest and logs."""
 
-import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -11,8 +11,8 @@ from rich.text import Text
 from ..gate.result import Divergence, GateResult, GateVerdict
 from . import gate_story
 from . import gate_words as words
-from .tables import Fitting, open_table
-from .text import diagnosis_card
+from .tables import Fitting, Sections, open_table
+from .text import diagnosis_card, plain
 from .wording import visible
 
 _STYLES = {
@@ -26,35 +26,27 @@ _STYLES = {
 #: Intermediates and facts of one kind that are shown here, and facts where nothing is wrong.
 _MOST = 12
 _FEW = 3
-_NARROW = 72
 
 #: Column of :func:`gate_words.tap_cells` from which on there are numbers.
 _FIRST_NUMBER = 3
 
 
-class GateView:
+class GateView(Sections):
     """The whole view of a gate's result, the verdict first.
 
     Args:
         result: What to show. Nothing in it is taken as markup or as terminal codes.
     """
 
-    __slots__ = ("_result",)
+    __slots__ = ()
 
     def __init__(self, result: GateResult) -> None:
-        self._result = result
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        gap = 0 if options.max_width < _NARROW else 1
-        for i, part in enumerate(_parts(self._result, gap)):
-            if i:
-                yield Text("")
-            yield part
+        super().__init__(partial(_parts, result))
 
 
 def to_text(result: GateResult, *, width: int = 100) -> str:
     """The whole view as plain text, without colour."""
-    return _plain(GateView(result), width)
+    return plain(GateView(result), width)
 
 
 def first_line(result: GateResult) -> str:
@@ -76,20 +68,7 @@ def failure_text(result: GateResult, *, width: int = 100) -> str:
         parts.append(_divergence(result.divergence))
     parts += map(diagnosis_card, result.diagnoses)
     parts += (_facts(kind, 1, _MOST) for kind in words.kinds(result))
-    return "\n\n".join(_plain(part, width) for part in parts)
-
-
-def _plain(part: RenderableType, width: int) -> str:
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        color_system=None,
-        force_terminal=False,
-        legacy_windows=False,
-    )
-    with console.capture() as capture:
-        console.print(part)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return "\n\n".join(plain(part, width) for part in parts)
 
 
 def _parts(result: GateResult, gap: int) -> Iterator[RenderableType]:

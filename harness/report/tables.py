@@ -1,6 +1,6 @@
 """Tables of the terminal view, and what becomes of them where there is no room for columns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -10,6 +10,9 @@ from rich.text import Text
 
 #: Below this many columns of the terminal, tables are shown as lists.
 _LEAST = 56
+
+#: Below this many, tables have one blank between columns instead of two.
+_NARROW = 72
 
 
 def open_table(title: str, gap: int) -> Table:
@@ -29,6 +32,26 @@ def open_table(title: str, gap: int) -> Table:
     )
     table.title_style = ""
     return table
+
+
+class Sections:
+    """A view: parts with a line between them, in the width that there is.
+
+    Args:
+        parts: Makes them; it is given the blanks that tables have behind each column.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, parts: Callable[[int], Iterator[RenderableType]]) -> None:
+        self._make = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 0 if options.max_width < _NARROW else 1
+        for i, part in enumerate(self._make(gap)):
+            if i:
+                yield Text("")
+            yield part
 
 
 class Fitting:

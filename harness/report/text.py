@@ -2,8 +2,9 @@
 
 import io
 from collections.abc import Iterator
+from functools import partial
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from ..result import CandidateVerdict, Diagnosis, Divergence, PromptResult, RunResult, Verdict
 from . import causes, wording
 from .probes import probe_parts
-from .tables import Fitting, open_table
+from .tables import Fitting, Sections, open_table
 from .wording import visible
 
 _STYLES = {
@@ -23,28 +24,17 @@ _STYLES = {
 }
 
 
-#: Below this many columns, tables have one blank between columns instead of two.
-_NARROW = 72
-
-
-class View:
+class View(Sections):
     """The whole view of a result, the verdict first; rich gives it the width that there is.
 
     Args:
         result: What to show. Nothing in it is taken as markup or as terminal codes.
     """
 
-    __slots__ = ("_result",)
+    __slots__ = ()
 
     def __init__(self, result: RunResult) -> None:
-        self._result = result
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        gap = 0 if options.max_width < _NARROW else 1
-        for i, part in enumerate(_parts(self._result, gap)):
-            if i:
-                yield Text("")
-            yield part
+        super().__init__(partial(_parts, result))
 
 
 def _parts(result: RunResult, gap: int) -> Iterator[RenderableType]:
@@ -67,7 +57,7 @@ def _parts(result: RunResult, gap: int) -> Iterator[RenderableType]:
 
 def to_text(result: RunResult, *, width: int = 100) -> str:
     """The whole view as plain text, without colour."""
-    return _plain(View(result), width)
+    return plain(View(result), width)
 
 
 def failure_text(result: RunResult, *, width: int = 100) -> str:
@@ -79,7 +69,7 @@ def failure_text(result: RunResult, *, width: int = 100) -> str:
         if candidate.first_divergence is not None:
             parts.append(divergence_card(candidate.first_divergence, result))
         parts += _causes(result, candidate)
-    return _plain(Group(*parts), width)
+    return plain(Group(*parts), width)
 
 
 def summary_line(result: RunResult) -> str:
@@ -95,7 +85,8 @@ def summary_line(result: RunResult) -> str:
     return line
 
 
-def _plain(renderable: RenderableType, width: int) -> str:
+def plain(renderable: RenderableType, width: int) -> str:
+    """A view as text without colour, so many columns wide."""
     console = Console(
         file=io.StringIO(),
         width=width,
